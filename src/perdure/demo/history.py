@@ -1,6 +1,5 @@
 """A day and a half of the sample shop, the same on every call: for screenshots and tests."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
@@ -50,7 +49,9 @@ T = TypeVar("T")
 SEEDED_TIME: Final = timedelta(hours=30)
 """How far `seed` advances the clock."""
 
-_REAL_SECONDS, _ADVANCED = 0.02, timedelta(milliseconds=100)
+_PATIENCE = timedelta(minutes=1)
+"""How long, in real time, one of its runs may take."""
+
 _BICYCLES = [Item("city-bicycle", 2, 38_900)]
 _OUTAGE = range(120, 125)
 """During these orders the carrier is down."""
@@ -92,7 +93,7 @@ class _History:
         self._clock = clock
         self._start = clock.now()
         self._random = Random(2030)
-        self._services = Services(clock.advance, Random(14))
+        self._services = Services(clock.sleep, Random(14))
         self._throughput = History(clock.now())
         self._operations = Operations(self.store, clock=clock, random=Random(6))
         self._runtime = Runtime(
@@ -187,17 +188,8 @@ class _History:
         return new_order(self._random, items)
 
     async def _run(self, work: Awaitable[T]) -> T:
-        """Return the value of a coroutine. Calls of services advance the clock themselves."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                await asyncio.wait([task], timeout=_REAL_SECONDS)
-                if not task.done():
-                    # It waits for the clock: for the next attempt of a step.
-                    await self._clock.advance(_ADVANCED)
-        finally:
-            task.cancel()
-        return task.result()
+        """Return the value of a coroutine; the clock is advanced whenever all tasks wait for it."""
+        return await self._clock.run(work, limit=_PATIENCE)
 
     async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> None:
         run = await self._run(self._runtime.trigger(workflow, payload, run_id=run_id))

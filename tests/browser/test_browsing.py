@@ -183,6 +183,37 @@ async def test_a_workflow_is_paused(
     assert 'Workflow "order" is paused' in [each.text for each in overview.attention]
 
 
+@with_and_without_scripts
+async def test_a_schedule_is_paused_and_backfilled(
+    javascript: bool, shop: ServedDashboard, open_page: OpenPage
+) -> None:
+    page = await open_page(f"{shop.url}/schedules", javascript=javascript)
+    await page.get_by_role("link", name="nightly-report", exact=True).click()
+    await page.get_by_role("link", name="Pause…", exact=True).click()
+    await page.get_by_label("Reason").fill("stocktaking")
+    await page.get_by_role("button", name="Pause schedule").click()
+    await expect(page.locator("main")).to_contain_text("by anonymous: stocktaking")
+    await page.get_by_role("link", name="Backfill…", exact=True).click()
+    await page.get_by_label("From").fill("2024-01-01T00:00")
+    await page.get_by_label("To", exact=True).fill("2024-01-03T00:00")
+    await page.get_by_role("button", name="Backfill").click()
+    await expect(page.get_by_text("has 2 runs in this period")).to_be_visible()
+
+
+@with_and_without_scripts
+async def test_a_limit_of_a_queue_is_changed(
+    javascript: bool, tmp_path: Path, serve: Serve, open_page: OpenPage
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/shop.db", works=True)
+    await served.run(first_worker)
+    page = await open_page(f"{served.url}/queues/emails", javascript=javascript)
+    await page.get_by_role("link", name="Change…").first.click()
+    await page.get_by_label("Number").fill("2")
+    await page.get_by_role("button", name="Set limit").click()
+    await page.wait_for_url("**/queues")
+    await expect(page.locator("main")).to_contain_text("concurrency 0 of 2")
+
+
 async def first_worker(store: Store) -> WorkerRow:
     """Return the first worker that reports to the store."""
     while not (workers := await Insights(store).workers()):

@@ -22,7 +22,7 @@ from perdure.engine.children import (
 )
 from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, Target
-from perdure.errors import DriftError, RunFailed
+from perdure.errors import DriftError, RunFailed, StepTimeout
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
 from perdure.snapshot.record import result_of
@@ -67,6 +67,8 @@ class RunMap:
         """Start the runs, wait for all of them, and return how each ended, in order."""
         if not self._items:
             return []
+        if (found := self._run.recorded(self._call)) is not None:
+            self._run.replay(self._call, *found)
         await self._start_all()
         calls = self._result_calls()
         if self._run.recorded(calls[0]) is None:
@@ -162,16 +164,23 @@ class RunMap:
                 "since": since,
             }
             answer = await self._run.spend(self._run.history.open_wait(wait))
+            if answer is None:
+                # It has no timeout, so an operator has ended it.
+                self._cancel()
+                seconds = self._run.clock.monotonic() - call.started
+                await self._run.fail(call, StepTimeout(call.id, seconds))
+            else:
+                call.consumes = (answer[0],)
         except asyncio.CancelledError:
             if self._run.live:
-                run_ids = self._run.history.forget_children(self._base)
-                at = isoformat(self._run.clock.now())
-                self._run.history.cancel_runs(call.wait_id(), run_ids, at)
+                self._cancel()
             raise
         finally:
             self._run.branches.end(call)
-        assert answer is not None, "the wait has no timeout"
-        call.consumes = (answer[0],)
+
+    def _cancel(self) -> None:
+        history, at = self._run.history, isoformat(self._run.clock.now())
+        history.cancel_runs(self._call.wait_id(), history.forget_children(self._base), at)
 
     async def _is_complete(self) -> bool:
         """Return whether all runs had ended when this run was retried.

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from perdure import Run, Runtime, Step, workflow
-from perdure.errors import RunFailed
+from perdure.errors import RunFailed, StepTimeout
 from perdure.operations import Operations
 from perdure.runtime.definition import Definition
 from perdure.stores.memory import MemoryStore
@@ -320,3 +321,49 @@ async def test_a_child_that_is_started_again_reports_to_its_parent(
     run = await good.trigger(child, 2, run_id="p/1/c", if_exists="restart_if_over")
     assert run.output == 2
     assert (await settled(good, "p")).output in (1, 2)
+
+
+async def test_a_call_that_was_given_up_and_is_made_again_continues_its_child() -> None:
+    """A timeout of asyncio is not recorded, so a replay makes the call again."""
+
+    @workflow("impatient")
+    async def impatient(step: Step) -> str:
+        async def call() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await step.call("slow", nap, 1)
+
+        await asyncio.gather(call(), step("beside", asyncio.sleep, 0.1))
+        await step.sleep("later", "1h")
+        return "done"
+
+    clock = TestClock()
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[impatient, nap], clock=clock)
+    await runtime.trigger(impatient, run_id="p")
+    await runtime.sweep()
+    first = await runtime.get_run("p/1/1/slow")
+    assert first is not None
+    assert first.status == "cancelled"
+    for _ in range(4):
+        await clock.advance("1h")
+        await settled(runtime, "p")
+    parent = await settled(runtime, "p")
+    assert (parent.status, parent.output) == ("completed", "done")
+
+
+async def test_an_operator_may_end_the_wait_for_many_children() -> None:
+    @workflow("many")
+    async def many(step: Step) -> list[int]:
+        return await step.map_runs("nap", nap, [1, 2])
+
+    clock = TestClock()
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[many, nap], clock=clock)
+    await runtime.trigger(many, run_id="p")
+    await Operations(runtime.store, clock=clock).wake("p", by="ana")
+    for _ in range(5):
+        await runtime.sweep()
+    parent, child = await runtime.get_run("p"), await runtime.get_run("p/1/nap/0")
+    assert parent is not None
+    assert child is not None
+    assert isinstance(parent.error, StepTimeout)
+    assert child.status == "cancelled"

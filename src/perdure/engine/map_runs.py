@@ -22,7 +22,7 @@ from perdure.engine.children import (
 )
 from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, Target
-from perdure.errors import DriftError, RunFailed
+from perdure.errors import DriftError, RunFailed, StepTimeout
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
 from perdure.snapshot.record import result_of
@@ -67,6 +67,8 @@ class RunMap:
         """Start the runs, wait for all of them, and return how each ended, in order."""
         if not self._items:
             return []
+        if (found := self._run.recorded(self._call)) is not None:
+            self._run.replay(self._call, *found)
         await self._start_all()
         calls = self._result_calls()
         if self._run.recorded(calls[0]) is None:
@@ -162,16 +164,23 @@ class RunMap:
                 "since": since,
             }
             answer = await self._run.spend(self._run.history.open_wait(wait))
+            if answer is None:
+                # It has no timeout, so an operator has ended it.
+                self._cancel()
+                seconds = self._run.clock.monotonic() - call.started
+                await self._run.fail(call, StepTimeout(call.id, seconds))
+            else:
+                call.consumes = (answer[0],)
         except asyncio.CancelledError:
             if self._run.live:
-                run_ids = self._run.history.forget_children(self._base)
-                at = isoformat(self._run.clock.now())
-                self._run.history.cancel_runs(call.wait_id(), run_ids, at)
+                self._cancel()
             raise
         finally:
             self._run.branches.end(call)
-        assert answer is not None, "the wait has no timeout"
-        call.consumes = (answer[0],)
+
+    def _cancel(self) -> None:
+        history, at = self._run.history, isoformat(self._run.clock.now())
+        history.cancel_runs(self._call.wait_id(), history.forget_children(self._base), at)
 
     async def _is_complete(self) -> bool:
         """Return whether all runs had ended when this run was retried.
@@ -180,8 +189,14 @@ class RunMap:
         """
         if "retriedAt" not in self._run.history.metadata:
             return False
-        reported = await self._host.read_log(f"~log:{self._base}")
-        return len(reported) >= len(self._items)
+        return len(await self._reported()) >= len(self._items)
+
+    async def _reported(self) -> dict[str, Any]:
+        """Return what the runs have reported, by their numbers."""
+        try:
+            return dict(await self._host.read_log(f"~log:{self._base}"))
+        except Exception as error:  # noqa: BLE001  # whatever keeps the log from being read
+            raise self._run.break_off(error) from error.__cause__
 
     async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
         """Return the outcomes in the order of the items, recorded in chunks."""
@@ -193,8 +208,7 @@ class RunMap:
                 outcomes += run.replay(call, *found)
                 continue
             if reported is None:
-                messages = await self._host.read_log(f"~log:{self._base}")
-                reported = dict(messages)
+                reported = await self._reported()
             last = min((number + 1) * CHUNK, len(self._items))
             chunk = [_outcome(reported[str(index)]) for index in range(number * CHUNK, last)]
             call.consumes = self._call.consumes if number == 0 else ()

@@ -15,10 +15,10 @@ from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
 from perdure.runtime.transitions import change, lease_request, old_requests
-from perdure.runtime.verbs import RETRIED, continue_over
+from perdure.runtime.verbs import CANCELLED_BY, RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, tags_of, workflow_of
 from perdure.snapshot.record import encode_failure
-from perdure.snapshot.tags import parent_tag
+from perdure.snapshot.tags import PARENT, parent_tag
 from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
 
 BATCH = 500
@@ -73,7 +73,7 @@ class Deliveries:
         if (conflict := _conflict(new.id, snapshot, stored)) is not None:
             await self._report(new.id, event, conflict)
         else:
-            await self._watch(new.id, event)
+            await self._watch(new.id, event, is_called=True)
 
     async def _start_many(self, facts: Mapping[str, Any]) -> None:
         """Start runs that report their ends to a log, which exists before them."""
@@ -89,7 +89,7 @@ class Deliveries:
         ]
         await start_runs(self._session, runs)
 
-    async def _watch(self, run_id: str, event: str) -> None:
+    async def _watch(self, run_id: str, event: str, *, is_called: bool = False) -> None:
         """Make sure that this run gets a message when the other one ends, or has ended."""
         payload = codec.dumps({"run": self._run_id, "event": event})
         message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
@@ -101,19 +101,24 @@ class Deliveries:
             if stored is None:
                 return await self._report(run_id, event, missing_outcome(run_id))
             has_ended = is_over(rest_status(stored))
-            if has_ended and not self._is_to_continue(stored):
+            if has_ended and not self._is_to_continue(stored, is_called):
                 outcome = outcome_in(stored["execution"], workflow_of(stored))
                 return await self._report(run_id, event, outcome)
             # It was started again in the meantime, or is to be continued; then it is asked again.
             if not has_ended or not await self._continue(run_id):
                 await self._session.clock.sleep(_PAUSE)
 
-    def _is_to_continue(self, stored: Snapshot) -> bool:
-        """Return whether a child of this run did not succeed before this run was retried."""
+    def _is_to_continue(self, stored: Snapshot, is_called: bool) -> bool:
+        """Return whether a child of this run did not succeed before this run was retried, or was
+        cancelled because a call was, which is now made again.
+        """
         retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
-        is_failed = block["status"] == "failed" and _parent_of(stored) == self._run_id
+        if block["status"] != "failed" or _parent_of(stored) != self._run_id:
+            return False
+        if is_called and (stored.get("metadata") or {}).get(CANCELLED_BY) == PARENT:
+            return True
         ended_at = block.get("completedAt") or block["lastUpdated"]
-        return is_failed and isinstance(retried_at, str) and ended_at <= retried_at
+        return isinstance(retried_at, str) and ended_at <= retried_at
 
     async def _continue(self, run_id: str) -> bool:
         """Continue a child that did not succeed, if no other process is changing it."""
@@ -135,7 +140,7 @@ class Deliveries:
         for first in range(0, len(run_ids), BATCH):
             batch = run_ids[first : first + BATCH]
             runs = await open_runs(self._session.store, tag, batch)
-            request = encode_request(Request("", "cancel", why=why))
+            request = encode_request(Request("", "cancel", via=PARENT, why=why))
             dedup_id = f"~cancel:{self._run_id}:{id}"
             messages = [NewMessage(run, OPERATOR, request, dedup_id) for run in runs]
             await send_messages(self._session, messages)

@@ -24,6 +24,9 @@ from perdure.snapshot.record import encode_failure
 
 _MAX_WAS = 200
 
+CANCELLED_BY = "cancelledBy"
+"""The metadata of a cancelled run that say by what it was cancelled, if that is known."""
+
 RETRIED = "retriedAt"
 """The metadata of a run that say when it was continued after it had ended."""
 
@@ -69,6 +72,8 @@ def _cancel(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     was = run.status
     run.make("cancelled", reason=request.why)
+    if request.via:
+        run.history.metadata[CANCELLED_BY] = request.via
     cancel_children(run.history, run.now)
     return was
 
@@ -124,6 +129,7 @@ def _make_due_again(run: RunEdit) -> None:
     Children that failed or were cancelled before are continued when it asks for them again.
     """
     drop_passed_deadline(run.history.metadata, run.now)
+    run.history.metadata.pop(CANCELLED_BY, None)
     if run.was_over:
         # A child may have ended in this very millisecond, which was before.
         run.history.metadata[RETRIED] = isoformat(run.now + timedelta(milliseconds=1))

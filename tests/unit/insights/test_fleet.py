@@ -1,6 +1,7 @@
 """Workers, workflows, queues and charts."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from perdure.presence import (
 )
 from perdure.presence.documents import write_definition, write_throughput
 from perdure.snapshot import new_snapshot
-from perdure.store import NewRun, SearchStore, require_schedule
+from perdure.store import LeaseRequest, NewRun, SearchStore, require_schedule
+from perdure.stores._shell import StoreShell
 from perdure.testing import TestClock
 from tests.unit.insights.runs import live_worker, order, order_v2
 
@@ -54,6 +56,17 @@ async def test_a_worker_that_disappeared_is_lost_for_a_day(
     ]
     await clock.advance("25h")
     assert await insights.workers() == ()
+
+
+async def test_a_lost_worker_is_shown_with_the_runs_that_it_still_owns(
+    store: StoreShell[Any], insights: Insights
+) -> None:
+    await write_throughput(store, throughput("lost", owner="lost"))
+    await store.enqueue([NewRun("r", "order", dumps(new_snapshot("order", now=NOON)))])
+    await store.acquire([LeaseRequest("r", "lost", timedelta(minutes=1))])
+    worker = await insights.worker("lost")
+    assert worker is not None
+    assert [run.id for run in worker.owned] == ["r"]
 
 
 async def test_one_worker(store: SearchStore, insights: Insights, clock: TestClock) -> None:

@@ -16,8 +16,9 @@ _PERMIT = "~permit:"
 
 
 class Line(msgspec.Struct):
-    """What happened to a lease. `at` is the store's time, except of what was before or after a
-    call that has no time in its answer.
+    """What happened to a lease, at which time of the store.
+
+    `release` returns no time: its lines have this machine's time before and after the call.
     """
 
     what: Literal["granted", "renewed", "returning", "returned"]

@@ -95,6 +95,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs", "show", "watching", "other", "demo", "dev"),
         ("changes", "dev_child"),
         ("fleet", "starting", "storage"),
+        ("schedules",),
         ("app",),
     ),
     "operations": (
@@ -102,6 +103,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("bulk", "changes", "forks"),
         ("starts",),
         ("copying", "runs"),
+        ("schedules",),
         ("operations",),
     ),
     "worker": (("claims", "counters", "pace", "takeover"), ("worker",)),

@@ -37,6 +37,8 @@ def definition(text: str) -> Definition[Any, Any]:
         step.tag(text=text[:200])
         step.report(progress=0.5, note=text)
         await step("echo", echo, text, key=text[:200])
+        if "calls" in payload:
+            await step.call(f"call {text}"[:200], text, {"waits": text})
         if "fails" in payload:
             await step("fail", fail, text)
         await step.wait_for_event(f"wait {text}", text, timeout="1d")
@@ -56,3 +58,14 @@ async def fill(store: Store) -> None:
         await runtime.signal(f"w {short}", f"{text}?", {"text": text})
         await runtime.trigger(each, {"paused": text}, run_id=f"p {short}")
         await operations.pause(f"p {short}", by=short[:100], why=text)
+    for text in ATTACKS:
+        await runtime.trigger(text, {"calls": text}, run_id=f"c {text}")
+        await runtime.schedule(text, text, {text: text}, every="1d", tags={"text": text})
+        await operations.pause_schedule(text, by=text, why=text)
+        await operations.pause_queue(queue_name(text), by=text, why=text)
+    await runtime.sweep()
+
+
+def queue_name(text: str) -> str:
+    """Return the name of a queue that contains the text, as far as a name may."""
+    return text.replace("/", "∕")

@@ -2,6 +2,8 @@
 
 from urllib.parse import quote
 
+from perdure.dashboard.ids import encode_id
+
 PAGES = {
     "overview": "/",
     "runs": "/runs",
@@ -16,6 +18,9 @@ PAGES = {
     "run-running": "/runs/labels-12",
     "run-queued": "/runs/invoice-77",
     "run-parallel": "/runs/catalogue-125",
+    "run-parent": "/runs/newsletter-8",
+    "run-child": "/runs/" + encode_id("newsletter-8/1/send/0"),
+    "run-of-schedule": "/runs?q=schedule:stock-check",
     "step": "/runs/order-1121/steps?key=ship",
     "do-cancel": "/runs/order-1180/do/cancel",
     "do-complete-step": "/runs/order-1121/do/complete_step?step=ship",
@@ -27,6 +32,14 @@ PAGES = {
     "workflow": "/workflows/order",
     "start": "/workflows/order/start",
     "queues": "/queues",
+    "queue": "/queues/emails",
+    "do-pause-queue": "/queues/emails/do/pause_queue",
+    "do-set-limit": "/queues/emails/do/set_limit",
+    "schedules": "/schedules",
+    "schedule": "/schedules/nightly-report",
+    "schedule-paused": "/schedules/weekly-newsletter",
+    "do-backfill": "/schedules/nightly-report/do/backfill_schedule",
+    "do-delete-schedule": "/schedules/nightly-report/do/delete_schedule",
     "workers": "/workers",
     "worker": "/workers/packing-station-2",
     "acts": "/acts",
@@ -36,12 +49,17 @@ PAGES = {
     "preferences": "/preferences",
 }
 MISSING = {"run-unknown": "/runs/order-99", "page-unknown": "/nothing"}
-EMPTY = ("overview", "runs", "errors", "agenda", "workflows", "queues", "workers", "acts", "store")
+EMPTY = (
+    *("overview", "runs", "errors", "agenda", "workflows", "queues", "schedules", "workers"),
+    *("acts", "store"),
+)
 """Pages that say what would be there when the store is empty."""
 LIVE = {
     "live-overview": "/",
     "live-runs": "/runs",
     "live-run": "/runs/labels-20",
     "live-workers": "/workers",
+    "live-queues": "/queues",
+    "live-queue": "/queues/emails",
 }
 """Pages that look different while a worker works."""

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 def paths() -> Iterator[str]:
     """Yield the pages that show the hostile texts."""
     yield from ("/", "/runs", "/errors", "/agenda", "/workflows", "/acts", "/workers", "/store")
+    yield from ("/queues", "/schedules")
     for text in hostile.TEXTS:
         yield f"/runs/{encode_id(text)}"
         yield f"/runs/{encode_id('p ' + text[:500])}"
@@ -27,6 +28,11 @@ def paths() -> Iterator[str]:
         yield f"/runs/{encode_id('w ' + text)}"
         yield f"/runs/{encode_id(text)}/do/retry"
         yield f"/workflows/{encode_id(text)}"
+        yield f"/runs/{encode_id('c ' + text)}"
+        yield f"/schedules/{encode_id(text)}"
+        yield f"/schedules/{encode_id(text)}/do/backfill_schedule"
+        yield f"/queues/{encode_id(hostile.queue_name(text))}"
+        yield f"/queues/{encode_id(hostile.queue_name(text))}/do/set_limit"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -10,12 +10,16 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
 
+from perdure import Cron, Runtime
 from perdure.cli.app import root
+from perdure.stores import sqlite
+from tests.unit.cli import shop
 from tests.unit.cli.conftest import seed
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli-json.md"
@@ -44,11 +48,21 @@ def steady(value: Any, name: str = "") -> Any:
     return RECENT.sub(TIME, value) if isinstance(value, str) else value
 
 
+async def _add_schedule(path: Path) -> None:
+    clock = shop.new_clock()
+    async with sqlite(path, clock=clock) as store:
+        runtime = Runtime(store, workflows=[shop.order], clock=clock)
+        nine = Cron("0 9 * * *", tz="Europe/Berlin")
+        begin = datetime(2124, 1, 1, tzinfo=UTC)
+        await runtime.schedule("daily", shop.order, {"carrier": "up"}, every=nine, start_at=begin)
+
+
 @contextlib.contextmanager
 def small_store() -> Iterator[dict[str, str]]:
     """Make the store of the examples; return variables that name it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         asyncio.run(seed(Path("shop.db")))
+        asyncio.run(_add_schedule(Path("shop.db")))
         yield {"PERDURE_STORE": "sqlite:///shop.db", "PERDURE_BY": "ana", "COLUMNS": "100"}
 
 

@@ -1,9 +1,11 @@
 """Repairing runs: each verb is one recorded change, and a worker continues."""
 
+from datetime import timedelta
+
 import pytest
 
 from perdure import Runtime, Step, workflow
-from perdure.errors import Refused
+from perdure.errors import Refused, ScheduleNotFound
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
@@ -93,6 +95,29 @@ async def test_all_runs_of_a_query_are_retried(runtime: Runtime, operations: Ope
     bulk = operations.bulk("status:failed error:CarrierDown", "retry", by="ana")
     progress = [each async for each in bulk][-1]
     assert (progress.done, progress.refused) == (3, 0)
+
+
+async def test_a_schedule_is_paused_triggered_and_backfilled(clock: TestClock) -> None:
+    """What an operator starts has the operator's name in it, as the schedule's own run has."""
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[order], clock=clock)
+    await runtime.schedule("nightly", order, every="1d")
+    operations = Operations(runtime.store, clock=clock)
+    await operations.pause_schedule("nightly", by="ana", why="stocktaking")
+    [schedule] = await runtime.schedules()
+    assert schedule.paused
+
+    triggered = await operations.trigger_schedule("nightly", by="ana", why="asked for")
+    facts = await Insights(runtime.store, clock=clock).run(triggered.run_id)
+    assert [(act.verb, act.by) for act in facts.acts] == [("trigger_schedule", "ana")]
+
+    now = clock.now()
+    outcome = await operations.backfill_schedule("nightly", now - timedelta(days=3), now, by="ana")
+    assert outcome.sentence == "Schedule nightly has 4 runs in this period."
+    await operations.unpause_schedule("nightly", by="ana")
+    await operations.delete_schedule("nightly", by="ana", why="replaced")
+    assert await runtime.schedules() == []
+    with pytest.raises(ScheduleNotFound):
+        await operations.pause_schedule("nightly", by="ana")
 
 
 async def test_runs_are_copied_to_another_store(runtime: Runtime, clock: TestClock) -> None:

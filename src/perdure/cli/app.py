@@ -58,7 +58,8 @@ SECTIONS = {
     },
     "Fleet": {
         "workflows": Entry("fleet:workflows", "List, show, pause and resume workflows."),
-        "queues": Entry("fleet:queues", "List and show queues."),
+        "queues": Entry("fleet:queues", "List, show, pause and resume queues, and change limits."),
+        "schedules": Entry("schedules:schedules", "List, show and change schedules."),
         "workers": Entry("fleet:workers", "List, show and drain workers."),
         "bulk": Entry("fleet:bulk", "List, show, stop and resume bulk operations."),
     },

@@ -9,6 +9,7 @@ from perdure.errors import (
     Refused,
     RunConflict,
     RunNotFound,
+    ScheduleNotFound,
     StoreError,
     UnknownWorkflow,
     VersionMismatch,
@@ -19,7 +20,7 @@ FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, TIMED_OUT, INTERRUPTED = 1, 2, 3
 _CODES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((InvalidPayload, ValueError), USAGE),
     ((StoreError,), UNREACHABLE),
-    ((RunNotFound, UnknownWorkflow), NOT_FOUND),
+    ((RunNotFound, ScheduleNotFound, UnknownWorkflow), NOT_FOUND),
     ((AlreadyRunning, DriftError, LeaseLost, Refused, RunConflict, VersionMismatch), REFUSED),
     ((TimeoutError,), TIMED_OUT),
 )

@@ -2,16 +2,25 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import get_args
 
 import click
 
 from perdure.cli.changes import WHY, follow, print_outcome
 from perdure.cli.connections import insights, operations
-from perdure.cli.context import Settings, command, group
+from perdure.cli.context import Settings, command, group, option
 from perdure.cli.failures import NOT_FOUND, Failure
 from perdure.cli.output import Column, Output, describe, duration
-from perdure.insights.model import BulkProgress, QueueRow, WorkerRow, WorkflowRow
+from perdure.insights.model import (
+    BulkProgress,
+    LimitRow,
+    QueueRow,
+    Tally,
+    WorkerRow,
+    WorkflowRow,
+)
 from perdure.insights.words import tally_words
+from perdure.limits import LimitOf
 
 COUNTED = ("queued", "running", "suspended", "waiting", "failed", "completed")
 
@@ -40,11 +49,12 @@ def _p95(row: WorkflowRow) -> str:
     return duration(p95) if p95 else ""
 
 
-def _state(row: WorkflowRow) -> str:
+def _state(row: WorkflowRow | QueueRow) -> str:
     return f"paused {row.paused_reason}".strip() if row.paused else ""
 
 
-def _show(settings: Settings, answer: object | None, name: str, id: str) -> None:
+def show_answer(settings: Settings, answer: object | None, name: str, id: str) -> None:
+    """Print what was asked for, or end with the code for what does not exist."""
     if answer is None:
         raise Failure(f"there is no {name}", NOT_FOUND)
     Output(settings).answer(answer, lambda: describe(answer), [id])
@@ -55,7 +65,7 @@ def _show(settings: Settings, answer: object | None, name: str, id: str) -> None
 async def show_workflow(settings: Settings, name: str) -> None:
     """Show one workflow: versions, workers, durations of its steps."""
     async with insights(settings) as ask:
-        _show(settings, await ask.workflow(name), f"workflow {name!r}", name)
+        show_answer(settings, await ask.workflow(name), f"workflow {name!r}", name)
 
 
 @command
@@ -86,20 +96,80 @@ async def list_queues(settings: Settings) -> None:
     output = Output(settings)
     columns: list[Column[QueueRow]] = [
         Column("QUEUE", lambda row: row.name),
-        Column("DUE", lambda row: f"{row.due:,}"),
+        Column("DUE", lambda row: tally_words(Tally(row.due, row.capped))),
         Column("RUNNING", lambda row: f"{row.leased:,}"),
         Column("OLDEST", lambda row: output.time(row.oldest_due)),
+        Column("LIMITS", lambda row: ", ".join(map(_limit, row.limits))),
+        Column("STATE", _state),
     ]
     output.rows(answer, answer, columns, (row.name for row in answer))
+
+
+def _limit(row: LimitRow) -> str:
+    """Return a limit as `concurrency 2/50` or `key_rate 10 per 60 s`."""
+    used = f"{row.n:,}" if row.in_use is None else f"{row.in_use:,}/{row.n:,}"
+    per = "" if row.per is None else f" per {row.per:g} s"
+    return f"{row.of} {used}{per}"
 
 
 @command
 @click.argument("name")
 async def show_queue(settings: Settings, name: str) -> None:
-    """Show one queue."""
+    """Show one queue: its limits, and the keys with due or running runs."""
     async with insights(settings) as ask:
-        row = next((row for row in await ask.queues() if row.name == name), None)
-    _show(settings, row, f"queue {name!r} with due or running runs", name)
+        show_answer(
+            settings, await ask.queue(name), f"queue {name!r} with due or running runs", name
+        )
+
+
+@command
+@click.argument("name")
+@WHY
+async def pause_queue(settings: Settings, name: str, why: str) -> None:
+    """Stop workers from claiming runs of a queue; it takes effect within 10 seconds."""
+    async with operations(settings) as act:
+        outcome = await act.pause_queue(name, by=settings.by, why=why)
+    print_outcome(Output(settings), outcome)
+
+
+@command
+@click.argument("name")
+@WHY
+async def resume_queue(settings: Settings, name: str, why: str) -> None:
+    """Let workers claim runs of a queue again."""
+    async with operations(settings) as act:
+        outcome = await act.unpause_queue(name, by=settings.by, why=why)
+    print_outcome(Output(settings), outcome)
+
+
+@command
+@click.argument("name")
+@click.argument("n", required=False, type=click.IntRange(1))
+@option(
+    "--of", type=click.Choice(get_args(LimitOf)), default="concurrency", help="What is limited."
+)
+@WHY
+async def limit_queue(settings: Settings, name: str, n: int | None, of: LimitOf, why: str) -> None:
+    """Let workers use another number for a limit; without N the declared one.
+
+    It takes effect within 10 seconds. With --of steps, NAME is that of a Limit.
+    """
+    async with operations(settings) as act:
+        outcome = await act.set_limit(name, n, of=of, by=settings.by, why=why)
+    print_outcome(Output(settings), outcome)
+
+
+@command
+async def list_limits(settings: Settings) -> None:
+    """List the limits of queues and steps that live workers declare."""
+    async with insights(settings) as ask:
+        answer = await ask.limits()
+    columns: list[Column[LimitRow]] = [
+        Column("NAME", lambda row: row.name),
+        Column("LIMIT", _limit),
+        Column("DECLARED", lambda row: f"{row.declared:,}"),
+    ]
+    Output(settings).rows(answer, answer, columns, (row.name for row in answer))
 
 
 @command
@@ -131,7 +201,7 @@ def _versions(worker: WorkerRow) -> Iterator[str]:
 async def show_worker(settings: Settings, worker_id: str) -> None:
     """Show one worker and the steps it is executing, the longest first."""
     async with insights(settings) as ask:
-        _show(settings, await ask.worker(worker_id), f"worker {worker_id!r}", worker_id)
+        show_answer(settings, await ask.worker(worker_id), f"worker {worker_id!r}", worker_id)
 
 
 @command
@@ -168,7 +238,7 @@ async def list_bulks(settings: Settings) -> None:
 async def show_bulk(settings: Settings, bulk_id: str) -> None:
     """Show the progress of a bulk operation."""
     async with insights(settings) as ask:
-        _show(settings, await ask.bulk(bulk_id), f"bulk operation {bulk_id!r}", bulk_id)
+        show_answer(settings, await ask.bulk(bulk_id), f"bulk operation {bulk_id!r}", bulk_id)
 
 
 @command
@@ -196,7 +266,15 @@ workflows = group(
     pause=pause_workflow,
     resume=resume_workflow,
 )
-queues = group("List and show queues.", list=list_queues, show=show_queue)
+queues = group(
+    "List, show, pause and resume queues, and change limits.",
+    list=list_queues,
+    show=show_queue,
+    pause=pause_queue,
+    resume=resume_queue,
+    limit=limit_queue,
+    limits=list_limits,
+)
 workers = group(
     "List, show and drain workers.", list=list_workers, show=show_worker, drain=drain_worker
 )

@@ -1,6 +1,7 @@
 """`perdure show`: a run, its steps on a timeline, and its error."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from perdure.insights.model import (
     StepsPage,
     WaitFacts,
 )
-from perdure.insights.words import count_words
+from perdure.insights.terms import Term
+from perdure.insights.words import count_words, tally_words
 
 MOST_STEPS = 200
 NARROWEST_BAR = 12
+_CHILDREN = 5
 
 
 @command
@@ -67,12 +70,31 @@ def _lines(settings: Settings, output: Output, facts: RunFacts, steps: StepsPage
         if value is not None:
             text = json.dumps(value, ensure_ascii=False)
             yield f"{title:<8}{shorten(printable(text), width - 8)}"
+    yield from _family(facts)
     if facts.inbox:
         names = ", ".join(printable(each.event) for each in facts.inbox)
         yield f"Inbox   {count_words(len(facts.inbox), 'message')}: {names}"
     for act in facts.acts:
         why = f': "{act.why}"' if act.why else ""
         yield printable(f"{act.verb} by {act.by}, {output.time(act.at)}{why}")
+
+
+def _family(facts: RunFacts) -> Iterator[str]:
+    """Yield the run that started this one, and those that it started."""
+    if facts.schedule:
+        yield printable(f"Schedule  {facts.schedule}")
+    if facts.parent is not None:
+        status = facts.parent.status or "deleted"
+        yield printable(f"Parent    {facts.parent.run_id} ({status}), step {facts.parent.call}")
+    counts = facts.children.counts
+    if counts:
+        numbers = ", ".join(f"{tally_words(number)} {status}" for status, number in counts.items())
+        yield f"Children  {numbers}"
+    for child in facts.children.runs[:_CHILDREN]:
+        yield printable(f"  {child.id}  {child.workflow}  {child.status}")
+    if sum(number.count for number in counts.values()) > _CHILDREN:
+        query = Term("parent", (facts.run.id,))
+        yield printable(f"  All: perdure ls {shlex.quote(str(query))}")
 
 
 def _columns() -> int:
@@ -109,6 +131,10 @@ def _wait(output: Output, wait: WaitFacts) -> str:
             return printable(f'waits for event "{wait.event}"{until}')
         case "sleep":
             return printable(f'sleeps in "{wait.id}"{until}')
+        case "run":
+            return printable(f'waits for run "{wait.run_id}"{until}')
+        case "runs":
+            return printable(f'waits for the runs "{wait.run_id}/…"{until}')
         case "retry":
             return printable(f'attempt {wait.attempt} of "{wait.id}"{until.replace("until", "at")}')
 

@@ -2,12 +2,12 @@
 
 import hashlib
 import mimetypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 from urllib.parse import urlencode
 
 import jinja2
@@ -17,6 +17,7 @@ from markupsafe import Markup
 from starlette.responses import Response
 
 from perdure.dashboard import charts, formatting, values
+from perdure.dashboard.board import Board
 from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import quote_term, shell_command
 from perdure.dashboard.visit import Visit
@@ -25,6 +26,7 @@ from perdure.insights.words import count_words, tally_words
 from perdure.snapshot import RunStatus
 
 _FOLDER = Path(__file__).parent
+View: TypeAlias = Callable[[Board, Visit], Awaitable["Content | Response"]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,15 @@
 """The paths of the dashboard, their views, and the rights that they need."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from starlette.responses import Response
-
 from perdure.dashboard.access import Right
-from perdure.dashboard.board import Board
 from perdure.dashboard.ids import decode_id
-from perdure.dashboard.rendering import Content
+from perdure.dashboard.rendering import View
 from perdure.dashboard.verbs import VERBS
 from perdure.dashboard.views import actions, bulk, errors, fleet, overview, runs, settings
-from perdure.dashboard.visit import Visit
 
-View: TypeAlias = Callable[[Board, Visit], Awaitable[Content | Response]]
 RightOf: TypeAlias = Callable[[Mapping[str, str], Mapping[str, list[str]]], Right | None]
 
 
@@ -72,14 +67,17 @@ ROUTES: tuple[Route, ...] = (
     Route("/runs/{run}/value", runs.download_value),
     Route("/runs/{run}/export", runs.export_run),
     Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, _right_of_verb),
-    Route("/workflows", fleet.list_all("workflows", "counts")),
-    Route("/workflows/{workflow}", fleet.show_workflow),
+    Route("/workflows", fleet.listing("workflows", "counts")),
+    Route("/workflows/{workflow}", fleet.showing("workflow", "counts")),
     Route("/workflows/{workflow}/start", fleet.start_form, fleet.start_run, "operate"),
-    Route("/queues", fleet.list_all("queues", "counts")),
-    Route("/workers", fleet.list_all("workers", "fleet")),
-    Route("/workers/{worker}", fleet.show_worker),
+    Route("/queues", fleet.list_queues),
+    Route("/queues/{queue}", fleet.showing("queue", "counts")),
+    Route("/schedules", fleet.listing("schedules", "counts")),
+    Route("/schedules/{schedule}", fleet.showing("schedule", "counts")),
+    Route("/workers", fleet.listing("workers", "fleet")),
+    Route("/workers/{worker}", fleet.showing("worker", "fleet")),
     Route("/errors", errors.list_errors),
-    Route("/agenda", fleet.list_all("agenda", "counts")),
+    Route("/agenda", fleet.listing("agenda", "counts")),
     Route("/acts", errors.list_acts),
     Route("/compare", runs.compare),
     Route("/store", errors.show_store),

@@ -22,6 +22,8 @@ _SHORT = 0.18
 _MIN_WIDTH = 0.6
 _MAX_TICKS = 12
 _WAITS = {"sleep", "event", "retry"}
+# The run is suspended in the meantime; other runs are busy.
+_IDLE = _WAITS | {"call", "result", "map"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datet
     """Return the timeline of some records of a run; the last page also shows what is pending."""
     flying = facts.in_flight if is_last else ()
     waits = [each for each in facts.waits if is_last and each.kind != "retry"]
-    busy = [_span(step) for step in steps if step.started_at and step.kind not in _WAITS]
+    busy = [_span(step) for step in steps if step.started_at and step.kind not in _IDLE]
     busy += [(each.since, max(now, each.since)) for each in flying]
     times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
     times += [at for span in busy for at in span] + [each.since for each in waits if each.since]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.clock import parse_iso
 from perdure.dashboard.access import Right
 from perdure.dashboard.ids import decode_id
 from perdure.errors import InvalidArgument
@@ -17,42 +18,44 @@ from perdure.snapshot import RunStatus
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One argument of a verb, named as the parameter it is passed to."""
+    """One argument of a verb, named as the parameter it is passed to; perhaps one of `choices`."""
 
     name: str
     label: str
-    kind: Literal["text", "json", "key", "number"] = "text"
+    kind: Literal["text", "json", "key", "number", "time"] = "text"
     required: bool = False
     hint: str = ""
+    choices: tuple[str, ...] = ()
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """Something an operator can do to what is at `place`: a run, a workflow or a worker."""
+    """Something an operator can do to what is at `place`: a run, a workflow, a queue and so on.
+
+    `command` does the same. With `to_list`, the page that lists what is there follows it.
+    """
 
     name: str
     title: str
     right: Right
     text: str
+    command: str
     fields: tuple[Field, ...] = ()
     statuses: tuple[RunStatus, ...] = ()
     danger: bool = False
     bulk: bool = False
-    place: Literal["runs", "workflows", "workers"] = "runs"
+    to_list: bool = False
+    place: Literal["runs", "workflows", "queues", "schedules", "workers"] = "runs"
 
     @property
     def needs_why(self) -> bool:
         """Whether a reason must be given."""
         return self.right in ("override", "delete")
 
-    @property
-    def command(self) -> str:
-        """The name of the command that does the same."""
-        return "resume" if self.name == "unpause" else self.name.replace("_", "-")
-
 
 def _read_verbs() -> Mapping[str, Verb]:
     table = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
-    return {name: msgspec.convert({"name": name, **verb}, Verb) for name, verb in table.items()}
+    names = {name: {"name": name, "command": name.replace("_", "-")} for name in table}
+    return {name: msgspec.convert(names[name] | table[name], Verb) for name in table}
 
 
 VERBS = _read_verbs()
@@ -94,12 +97,14 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "number": parse_number,
     "key": lambda text, _: decode_id(text) or text,
     "text": lambda text, _: text,
+    # A browser sends the time without a zone, in which the page says that it is entered.
+    "time": lambda text, name: parse_iso(f"{text.strip().removesuffix('Z')}Z", name),
 }
 
 
-def shell_command(command: str, *arguments: str, where: str = "") -> str:
+def shell_command(*words: str, where: str = "") -> str:
     """Return the command line that does the same as a page."""
-    return shlex.join(["perdure", command, *arguments, *(["--where", where] if where else ())])
+    return shlex.join(["perdure", *words, *(["--where", where] if where else ())])
 
 
 def quote_term(field: str, value: str) -> str:

@@ -25,6 +25,7 @@ from perdure.testing import TestClock
 _TTL = timedelta(hours=1)
 _DOCUMENT_TTL = timedelta(hours=49)
 _MAX_RUNS = 10_000
+_PREFIXES = ("", "~schedule:", "~log:")
 
 
 async def copy_runs(source: MemoryStore, target: Store, clock: TestClock) -> None:
@@ -33,13 +34,19 @@ async def copy_runs(source: MemoryStore, target: Store, clock: TestClock) -> Non
     The engine takes the time from the store, so runs on a database server cannot be driven in the
     past. There, the copies are as old as the call.
     """
-    copy, runs = _Copy(source, target), await source.list(limit=_MAX_RUNS)
+    copy, runs = _Copy(source, target), await _runs_in(source)
     writes = [(run.created_at or run.updated_at, copy.create, run) for run in runs]
     writes += [(run.updated_at, copy.settle, run) for run in runs]
     for at, write, run in sorted(writes, key=lambda each: each[0]):
         await advance_to(clock, at)
         await write(run)
     await copy.copy_documents()
+
+
+async def _runs_in(source: MemoryStore) -> list[RunSummary]:
+    """Return the runs of users and schedules, and the logs to which children report."""
+    found = [await source.list(prefix=prefix, limit=_MAX_RUNS) for prefix in _PREFIXES]
+    return [run for runs in found for run in runs]
 
 
 async def advance_to(clock: TestClock, time: datetime) -> None:
@@ -58,18 +65,20 @@ class _Copy:
     async def create(self, run: RunSummary) -> None:
         """Create a run as it was in the beginning."""
         snapshot = await self._load(run)
-        first = new_snapshot(
-            run.workflow, now=run.updated_at, metadata=snapshot.get("metadata") or {}
-        )
+        metadata = snapshot.get("metadata") or {}
+        is_new = run.status == "queued"
+        first = new_snapshot(run.workflow, now=run.updated_at, metadata=metadata)
         await require_schedule(self._target, "seed").enqueue(
             [
                 NewRun(
                     run.id,
                     run.workflow or "",
-                    codec.dumps(first),
+                    codec.dumps(snapshot if is_new else first),
                     version=run.version,
                     tags=run.tags,
                     summary=run.summary,
+                    queue=run.queue,
+                    wake_at=run.wake_at if is_new else None,
                 )
             ]
         )

@@ -9,16 +9,26 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from perdure import codec
+from perdure.clock import Cron
 from perdure.demo.copying import advance_to, copy_runs
-from perdure.demo.samples import new_order, new_restock, new_signup
+from perdure.demo.samples import (
+    CUSTOMERS,
+    new_newsletter,
+    new_order,
+    new_restock,
+    new_signup,
+)
 from perdure.demo.services import Services
 from perdure.demo.shop import (
     WORKFLOWS,
     Catalogue,
     Day,
     Item,
+    Newsletter,
     Order,
+    check_stock,
     import_catalogue,
+    newsletter,
     nightly_report,
     order,
     print_labels,
@@ -125,10 +135,19 @@ class _History:
         await self._operate()
         await self._advance_to(SEEDED_TIME - timedelta(minutes=4))
         await self._enqueue_unknown()
+        await self._schedule()
+        await self._trigger(newsletter, new_newsletter(self._random), "newsletter-7")
         await self._advance_to(SEEDED_TIME - timedelta(seconds=12))
         await self._trigger(order, self._order([Item("lock", 1, 3_450)]), "order-1184")
         await self._lease_running()
-        await self._advance_to(SEEDED_TIME)
+        await self._advance_to(SEEDED_TIME - timedelta(seconds=2))
+        await self._queue_emails()
+        await advance_to(self._clock, self._start + SEEDED_TIME)
+
+    async def _queue_emails(self) -> None:
+        """Begin a newsletter: its emails wait in their queue until a worker comes."""
+        email = Newsletter("summer sale", [*CUSTOMERS, *CUSTOMERS[:3]])
+        await self._trigger(newsletter, email, "newsletter-8")
 
     async def _operate(self) -> None:
         """Let operators intervene, each for a reason."""
@@ -144,6 +163,20 @@ class _History:
         await self._operations.pause("order-1183", by="eva", why="address is being checked")
         await self._operations.fork(
             "order-1181", new_id="order-1181-again", by="ana", why="try without a bell"
+        )
+
+    async def _schedule(self) -> None:
+        """Create schedules; one of them is paused."""
+        nightly = Cron("0 2 * * *", tz="Europe/Berlin")
+        day, email = Day("2030-03-03", 137), Newsletter("spring sale", ["acme", "hooli"])
+        await self._runtime.schedule("stock-check", check_stock, every="1m")
+        await self._runtime.schedule(
+            "nightly-report", nightly_report, day, every=nightly, jitter="5m", on_failure="pause"
+        )
+        mondays = Cron("0 8 * * 1", tz="Europe/Berlin")
+        await self._runtime.schedule("weekly-newsletter", newsletter, email, every=mondays)
+        await self._operations.pause_schedule(
+            "weekly-newsletter", by="eva", why="the new template is not ready"
         )
 
     async def record_throughput(self) -> None:
@@ -187,7 +220,8 @@ class _History:
     async def _advance_to(self, elapsed: timedelta) -> None:
         """Advance the clock, and continue each run at the time it is due."""
         target = self._start + elapsed
-        while due := await self.store.due(target, 1, drives=self._runtime.registry.drives):
+        drives = self._runtime.registry.drives_with_system
+        while due := await self.store.due(target, 1, drives=drives):
             await advance_to(self._clock, due[0].wake_at)
             runs = await self._run(self._runtime.sweep(self._clock.now()))
             for run in runs:

@@ -10,10 +10,12 @@ from perdure.demo.shop import (
     Catalogue,
     Day,
     Item,
+    Newsletter,
     Order,
     Restock,
     Signup,
     import_catalogue,
+    newsletter,
     nightly_report,
     order,
     print_labels,
@@ -79,6 +81,11 @@ def new_day(random: Random) -> Day:
     return Day(f"2030-03-{random.randint(1, 28):02d}", random.choice((0, 137)))
 
 
+def new_newsletter(random: Random) -> Newsletter:
+    """Return a newsletter; some customers get it at several addresses."""
+    return Newsletter("spring sale", random.choices(CUSTOMERS, k=random.randint(8, 24)))
+
+
 SAMPLES = (
     Sample(order, 60, new_order),
     Sample(welcome, 12, new_signup),
@@ -86,6 +93,7 @@ SAMPLES = (
     Sample(import_catalogue, 6, lambda random: Catalogue(random.choice(SUPPLIERS), 30)),
     Sample(print_labels, 8, lambda random: random.randint(5, 40)),
     Sample(nightly_report, 4, new_day),
+    Sample(newsletter, 4, new_newsletter),
 )
 
 

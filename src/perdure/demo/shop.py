@@ -12,8 +12,10 @@ from perdure.demo.services import (
     SupplierBusy,
 )
 from perdure.engine.step import Step
+from perdure.limits import Limits, Queue, Rate
 from perdure.retry import Retry
 from perdure.runtime.definition import workflow
+from perdure.schedules import Schedule
 
 
 @dataclass
@@ -68,6 +70,30 @@ class Receipt:
 
 
 @dataclass
+class Payment:
+    """What to charge a customer, in cents."""
+
+    customer: str
+    amount: int
+
+
+@dataclass
+class Email:
+    """An email to one customer."""
+
+    to: str
+    template: str
+
+
+@dataclass
+class Newsletter:
+    """The same email to many customers."""
+
+    topic: str
+    customers: list[str]
+
+
+@dataclass
 class Signup:
     """A new customer."""
 
@@ -105,6 +131,9 @@ class Day:
 APPROVED_ABOVE = 50_000
 """Orders of more than this many cents need an approval."""
 
+EMAILS = Queue("emails", concurrency=4, rate=Rate(120, per="1m"), per_key=Limits(concurrency=1))
+"""Emails are sent a few at a time, one after the other to each customer."""
+
 CARRIER_RETRIES = Retry(5, delay=2, max_delay=10)
 SUPPLIER_RETRIES = Retry(6, delay="5m", max_delay="2h")
 
@@ -117,10 +146,23 @@ async def reserve(step: Step[Services], item: Item) -> str:
     return step.deps.number("res")
 
 
-async def charge(step: Step[Services], order: Order) -> Receipt:
+async def authorize(step: Step[Services], payment: Payment) -> str:
+    """Let the bank reserve an amount."""
+    await step.deps.call("bank", 0.2)
+    return step.deps.number("auth")
+
+
+async def capture(step: Step[Services], payment: Payment) -> Receipt:
     """Charge the customer's card."""
     await step.deps.call("bank", 0.3)
-    return Receipt(step.deps.number("ch"), order.total)
+    return Receipt(step.deps.number("ch"), payment.amount)
+
+
+@workflow("payment")
+async def pay(step: Step[Services], payload: Payment) -> Receipt:
+    """Charge a customer, as a run that an order calls."""
+    await step("authorize", authorize, step, payload)
+    return await step("capture", capture, step, payload)
 
 
 async def ship(step: Step[Services], order: Order) -> dict[str, str]:
@@ -149,13 +191,27 @@ async def order(step: Step[Services], payload: Order) -> str:
         decision = await step.wait_for_event("approval", "approved", timeout="2d", returns=Approval)
         if decision is None or not decision.granted:
             return "not approved"
-    receipt = await step("charge", charge, step, payload)
+    payment = Payment(payload.customer, payload.total)
+    receipt = await step.call("charge", pay, payment, inherit=["customer"])
     step.report(progress=0.6, note="payment settles")
     await step.sleep("settle", "30s")
     step.report(progress=0.8, note="shipping")
     parcel = await step("ship", ship, step, payload, retry=CARRIER_RETRIES)
     await step("notify", send_email, step, payload.customer, "shipped", retry=3)
     return f"{receipt.id}: {parcel['tracking']}"
+
+
+@workflow("send-email", queue=EMAILS, key=lambda email: email.to)
+async def send_one(step: Step[Services], payload: Email) -> str:
+    """Send one email, when its queue has room."""
+    return await step("send", send_email, step, payload.to, payload.template, retry=3)
+
+
+@workflow("newsletter")
+async def newsletter(step: Step[Services], payload: Newsletter) -> int:
+    """Send the same email to many customers, each in a run of its own."""
+    emails = [Email(customer, payload.topic) for customer in payload.customers]
+    return len(await step.map_runs("send", send_one, emails))
 
 
 @workflow("welcome")
@@ -237,10 +293,25 @@ async def label_parcels(step: Step[Services], count: int) -> int:
     return count
 
 
+async def count_articles(step: Step[Services]) -> int:
+    """Return how many articles the warehouse has."""
+    await step.deps.call("warehouse", 0.5)
+    return 400 + step.deps.random.randrange(100)
+
+
+@workflow("stock-check", schedule=Schedule(every="1m"))
+async def check_stock(step: Step[Services]) -> int:
+    """Count what is in the warehouse; a schedule starts it."""
+    return await step("count", count_articles, step)
+
+
 @workflow("print-labels")
 async def print_labels(step: Step[Services], payload: int) -> int:
     """Print the labels of a shipment."""
     return await step("print", label_parcels, step, payload)
 
 
-WORKFLOWS = (order, welcome, restock, import_catalogue, nightly_report, print_labels)
+WORKFLOWS = (
+    *(order, pay, welcome, newsletter, send_one, restock),
+    *(import_catalogue, nightly_report, check_stock, print_labels),
+)

@@ -87,8 +87,8 @@ async def start_run(
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
         item = children.new_run(target, payload, child, name, options)
-        if options.run_id is not None and (conflict := await children.conflict(item)) is not None:
-            return await run.fail(call, conflict)
+        if options.run_id is not None and (taken := await _conflict(run, children, item)):
+            return await run.fail(call, taken)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
         run.history.put_item(f"start:{name}", item)
@@ -97,6 +97,13 @@ async def start_run(
         return value
     finally:
         run.branches.end(call)
+
+
+async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Exception | None:
+    try:
+        return await children.conflict(item)
+    except Exception as error:  # noqa: BLE001  # whatever keeps the run from being read
+        raise run.break_off(error) from error.__cause__
 
 
 async def await_run(

@@ -180,8 +180,14 @@ class RunMap:
         """
         if "retriedAt" not in self._run.history.metadata:
             return False
-        reported = await self._host.read_log(f"~log:{self._base}")
-        return len(reported) >= len(self._items)
+        return len(await self._reported()) >= len(self._items)
+
+    async def _reported(self) -> dict[str, Any]:
+        """Return what the runs have reported, by their numbers."""
+        try:
+            return dict(await self._host.read_log(f"~log:{self._base}"))
+        except Exception as error:  # noqa: BLE001  # whatever keeps the log from being read
+            raise self._run.break_off(error) from error.__cause__
 
     async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
         """Return the outcomes in the order of the items, recorded in chunks."""
@@ -193,8 +199,7 @@ class RunMap:
                 outcomes += run.replay(call, *found)
                 continue
             if reported is None:
-                messages = await self._host.read_log(f"~log:{self._base}")
-                reported = dict(messages)
+                reported = await self._reported()
             last = min((number + 1) * CHUNK, len(self._items))
             chunk = [_outcome(reported[str(index)]) for index in range(number * CHUNK, last)]
             call.consumes = self._call.consumes if number == 0 else ()

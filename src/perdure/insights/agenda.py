@@ -4,10 +4,10 @@ import asyncio
 from collections import Counter
 from datetime import datetime, timedelta
 
+from perdure.insights.due import due_runs, rows_of
 from perdure.insights.model import Agenda, AgendaHour, AwaitedEvent, RunRow
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
-from perdure.insights.schedule import due_runs, rows_of
 from perdure.store import Query, SearchStore
 
 EXAMINED = 1000

@@ -8,10 +8,10 @@ from msgspec.structs import asdict
 
 from perdure.errors import StoreError
 from perdure.insights.attention import without_worker
+from perdure.insights.due import due_runs, rows_of
 from perdure.insights.model import Finding, StoreFacts, WorkerRow
 from perdure.insights.overview import DUE
 from perdure.insights.redaction import DEFAULT_REDACTION, NOTHING_REDACTED
-from perdure.insights.schedule import due_runs, rows_of
 from perdure.insights.words import duration_words
 from perdure.presence import Switches, WorkerPresence
 from perdure.store import Capabilities, Query, SearchStore, capabilities

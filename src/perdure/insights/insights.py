@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from msgspec.structs import replace
+
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
 from perdure.insights import (
@@ -17,9 +19,11 @@ from perdure.insights import (
     history,
     overview,
     queues,
+    schedules,
 )
 from perdure.insights.acts import ActSearch
 from perdure.insights.completion import Candidate
+from perdure.insights.family import read_children, read_parent
 from perdure.insights.model import (
     ActsPage,
     Agenda,
@@ -33,6 +37,7 @@ from perdure.insights.model import (
     QueueRow,
     RunFacts,
     RunsPage,
+    ScheduleRow,
     StepDetail,
     StepsPage,
     StoreFacts,
@@ -41,6 +46,7 @@ from perdure.insights.model import (
     WorkerRow,
     WorkflowRow,
 )
+from perdure.insights.outside import read_outside
 from perdure.insights.query import ParsedQuery, parse_query
 from perdure.insights.redaction import DEFAULT_REDACTION, Redact
 from perdure.insights.rows import row_of
@@ -48,6 +54,7 @@ from perdure.insights.run import run_facts
 from perdure.insights.search import Search
 from perdure.insights.state import RunState, Snapshots, read_state
 from perdure.insights.steps import step_detail, steps_page
+from perdure.insights.terms import Term
 from perdure.insights.why import why
 from perdure.presence import read_switches, read_workers
 from perdure.runtime.watching import watching
@@ -123,7 +130,11 @@ class Insights:
 
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run but its steps, or raise `RunNotFound`."""
-        return run_facts(await self._state(run_id))
+        state, children = await asyncio.gather(
+            self._state(run_id), read_children(self._store, run_id, self._redact)
+        )
+        parent = await read_parent(self._store, state.snapshot.get("metadata") or {})
+        return run_facts(state, parent, children)
 
     async def why(self, run_id: str) -> Why:
         """Return why a run is where it is, in one or two sentences."""
@@ -197,7 +208,11 @@ class Insights:
 
     async def worker(self, id: str) -> WorkerRow | None:
         """Return a worker, or `None` if it is unknown or has stopped."""
-        return await fleet.worker(self._store, check_id(id), self._clock.now())
+        row = await fleet.worker(self._store, check_id(id), self._clock.now())
+        if row is None or row.state != "lost":
+            return row
+        owned = await self.runs(f"status:running {Term('owner', (id,))}")
+        return replace(row, owned=owned.runs)
 
     async def workflows(self) -> tuple[WorkflowRow, ...]:
         """Return the workflows that have runs, that a worker knows or that are paused."""
@@ -214,9 +229,22 @@ class Insights:
         """
         return await queues.queues(self._store, self._redact, self._clock.now())
 
+    async def queue(self, name: str) -> QueueRow | None:
+        """Return one queue, or `None` if nothing is known of it."""
+        check_id(name, "name")
+        return next((row for row in await self.queues() if row.name == name), None)
+
     async def limits(self) -> tuple[LimitRow, ...]:
         """Return the limits of queues and steps that live workers declare."""
         return await queues.limits(self._store, self._clock.now())
+
+    async def schedules(self) -> tuple[ScheduleRow, ...]:
+        """Return the schedules, by name; at most 500."""
+        return await schedules.schedules(self._store, self._redact)
+
+    async def schedule(self, name: str) -> ScheduleRow | None:
+        """Return one schedule, or `None` if there is none of this name."""
+        return await schedules.schedule(self._store, check_id(name, "name"), self._redact)
 
     async def history(self, window: Duration = "24h") -> WorkerHistory:
         """Return what workers did in the last hour, day or two days, for a chart."""
@@ -238,7 +266,9 @@ class Insights:
 
     async def _state(self, run_id: str) -> RunState:
         check_id(run_id, "run_id")
-        return await read_state(self._store, self._snapshots, run_id, self._redact, self._clock)
+        state = await read_state(self._store, self._snapshots, run_id, self._redact, self._clock)
+        outside = await read_outside(self._store, self._snapshots, state, self._clock)
+        return replace(state, outside=outside)
 
     async def _snapshot(self, run_id: str) -> Snapshot:
         (run,) = await self._store.summaries([check_id(run_id, "run_id")])

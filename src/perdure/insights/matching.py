@@ -8,6 +8,7 @@ from typing import Any
 from perdure.insights.model import Json, RunRow
 from perdure.insights.redaction import Redact, lookup
 from perdure.insights.terms import Operator, Term
+from perdure.limits import split_queue
 from perdure.presence import worker_id
 
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
@@ -36,6 +37,8 @@ def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]
             return row.version in map(int, term.values)
         case "owner":
             return row.owner is not None and _is_owner(row.owner, value, owners.get(value, ()))
+        case "queue":
+            return split_queue(row.queue)[0] == value
         case "waiting":
             return value in row.awaits
         case "step":

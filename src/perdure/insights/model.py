@@ -86,15 +86,18 @@ class ErrorFacts(msgspec.Struct, frozen=True):
 
 
 class WaitFacts(msgspec.Struct, frozen=True):
-    """Something that a run waits for: a time, an event, or the next attempt of a step."""
+    """Something that a run waits for: a time, an event, the next attempt of a step, or the end of
+    other runs, of which `run_id` is the one, or what the ids of the many begin with.
+    """
 
     id: str
-    kind: Literal["sleep", "event", "retry"]
+    kind: Literal["sleep", "event", "retry", "run", "runs"]
     wake_at: datetime | None = None
     event: str | None = None
     attempt: int | None = None
     error: str = ""
     since: datetime | None = None
+    run_id: str = ""
 
 
 class MessageFacts(msgspec.Struct, frozen=True):
@@ -148,7 +151,8 @@ class InFlight(msgspec.Struct, frozen=True):
 class StepRow(msgspec.Struct, frozen=True):
     """One record of a run. `error` is the first line of the error; `by` is who entered it by hand.
 
-    `value` is a preview: JSON text of at most 80 characters.
+    `value` is a preview: JSON text of at most 80 characters. `run_id` is the run that the step
+    started or waited for.
     """
 
     key: str
@@ -164,6 +168,7 @@ class StepRow(msgspec.Struct, frozen=True):
     error: str = ""
     by: str = ""
     size: int = 0
+    run_id: str = ""
 
 
 class StepsPage(msgspec.Struct, frozen=True):
@@ -220,10 +225,31 @@ class Fork(msgspec.Struct, frozen=True):
     at: str
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """The run that started a run, and the step that did; without a status if it was deleted."""
+
+    run_id: str
+    call: str
+    workflow: str | None = None
+    status: RunStatus | None = None
+
+
+class Children(msgspec.Struct, frozen=True):
+    """The runs that a run started: the newest of them, and how many have each status.
+
+    `counts` are those of the newest 200; if there are more, they are capped. The query
+    `parent:<id>` finds them all.
+    """
+
+    runs: tuple[RunRow, ...] = ()
+    counts: dict[str, "Tally"] = {}
+
+
 class RunFacts(msgspec.Struct, frozen=True):
     """One run: everything but its steps, which have pages of their own.
 
-    `known_by` are the live workers that can drive it. `acts` are the newest first.
+    `known_by` are the live workers that can drive it. `acts` are the newest first. `schedule` is
+    the name of the schedule that started it.
     """
 
     run: RunRow
@@ -247,6 +273,9 @@ class RunFacts(msgspec.Struct, frozen=True):
     groups: tuple[StepGroup, ...] = ()
     warnings: tuple[str, ...] = ()
     truncated: bool = False
+    parent: Parent | None = None
+    children: Children = Children()
+    schedule: str = ""
 
 
 class WorkflowVersions(msgspec.Struct, frozen=True):
@@ -261,6 +290,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as of its last heartbeat.
 
     A live one has a heartbeat; a lost one disappeared without a clean stop within the last day.
+    `owned` are the runs that a lost one still owns, if one worker was asked for.
     """
 
     id: str
@@ -277,6 +307,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     running: int = 0
     counters: dict[str, int] = {}
     in_flight: tuple[InFlight, ...] = ()
+    owned: tuple[RunRow, ...] = ()
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -366,6 +397,43 @@ class QueueRow(msgspec.Struct, frozen=True):
     paused_reason: str = ""
     limits: tuple[LimitRow, ...] = ()
     keys: tuple[KeyRow, ...] = ()
+
+
+class ScheduleRow(msgspec.Struct, frozen=True):
+    """A schedule: what it starts and when, and what became of it.
+
+    `every` is an interval such as "1 h", or a cron expression, whose time zone is `tz`.
+    `next_times` are the nominal times of the next runs; none if it is paused or has ended.
+    `last_at` is that of the run that was started last. `open` are the ids of runs that are not
+    over, `buffered` counts those that wait for them. `missed` counts the times that were left out
+    because no worker ran, `skipped` those that were left out because a run was not over. `declared`
+    is the version of the workflow that declared it, or 0. `run_id` is the id of its own run.
+    """
+
+    name: str
+    workflow: str
+    every: str
+    tz: str
+    status: RunStatus
+    next_times: tuple[datetime, ...]
+    last_at: datetime | None
+    open: tuple[str, ...]
+    started: int
+    missed: int
+    skipped: int
+    buffered: int
+    overlap: str
+    catch_up: timedelta
+    jitter: timedelta
+    on_failure: str
+    run_id: str
+    reason: str = ""
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    payload: Json = None
+    tags: dict[str, str] = {}
+    queue: str = ""
+    declared: int = 0
 
 
 class ErrorGroup(msgspec.Struct, frozen=True):

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from perdure.insights.attention import long_waits, lost, paused, without_worker
+from perdure.insights.due import due_runs, rows_of
 from perdure.insights.model import Overview, Tally, WorkerRow
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
-from perdure.insights.schedule import due_runs, rows_of
 from perdure.presence import Switches, WorkerPresence
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore

@@ -11,8 +11,9 @@ from typing import get_args
 import msgspec
 
 from perdure.insights.terms import Field, Term, closest, parse_terms, parse_time
-from perdure.snapshot import RunStatus
-from perdure.snapshot.tags import is_tag
+from perdure.runtime.schedule_workflow import SCHEDULE
+from perdure.snapshot import RunStatus, system_tag
+from perdure.snapshot.tags import PARENT, is_tag
 from perdure.store import Query
 from perdure.validation import check_id, check_prefix
 
@@ -32,7 +33,7 @@ class ParsedQuery(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[Term, ...]:
         """The terms that no index answers."""
-        return tuple(term for term in self.terms if term.field not in INDEXED)
+        return tuple(term for term in self.terms if not _is_indexed(term))
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
@@ -54,12 +55,31 @@ def _index(terms: Sequence[Term], now: datetime) -> Query:
         prefix=first.get("", ""),
         statuses=tuple(status for status in STATUSES if status in members.get("status", ())),
         workflows=members.get("workflow", ()),
-        queue=first.get("queue"),
-        tags=tuple(term.values[0] for term in terms if term.field == "tag"),
+        queue=next((term.values[0] for term in terms if _is_exact_queue(term)), None),
+        tags=tuple(tag for term in terms for tag in _tags(term)),
         since=parse_time(first["since"], now) if "since" in first else None,
         until=parse_time(first["older"], now) if "older" in first else None,
         oldest_first=first.get("sort") == "oldest",
     )
+
+
+def _is_indexed(term: Term) -> bool:
+    return term.field in INDEXED or _is_exact_queue(term)
+
+
+def _is_exact_queue(term: Term) -> bool:
+    """Return whether a term is about one key of a queue, or the runs in no queue.
+
+    The runs of a queue with keys are spread over as many queues, which no index has together.
+    """
+    return term.field == "queue" and ("/" in term.values[0] or not term.values[0])
+
+
+def _tags(term: Term) -> Sequence[str]:
+    name = _SYSTEM_TAGS.get(term.field)
+    if name is not None:
+        return [f"{name}={system_tag(name, term.values[0])}"]
+    return term.values if term.field == "tag" else ()
 
 
 def _check_status(value: str) -> None:
@@ -108,6 +128,8 @@ FIELDS: dict[str, Field] = {
     "workflow": Field("workflow:order", _check_name, is_list=True),
     "queue": Field('queue:emails, or queue:"" for none', _check_queue),
     "tag": Field("tag:customer=acme", _check_tag, repeats=True),
+    "parent": Field("parent:order-1, the runs that it started", _check_name),
+    "schedule": Field("schedule:daily, the runs that it started", _check_name),
     "since": Field("updated since:24h", _check_time),
     "older": Field("not updated for older:1d", _check_time),
     "sort": Field("sort:oldest", _check_order),
@@ -119,4 +141,5 @@ FIELDS: dict[str, Field] = {
     "payload": Field("payload.total:>100", _check_any, repeats=True, has_path=True),
 }
 
-INDEXED = frozenset({"", "status", "workflow", "queue", "tag", "since", "older", "sort"})
+_SYSTEM_TAGS = {"parent": PARENT, "schedule": SCHEDULE}
+INDEXED = frozenset({"", "status", "workflow", "tag", "since", "older", "sort", *_SYSTEM_TAGS})

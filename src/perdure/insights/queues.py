@@ -4,19 +4,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import get_args
 
-from perdure.insights.model import KeyRow, LimitRow, QueueRow
+from perdure.insights.model import KeyRow, LimitRow, QueueRow, Tally
 from perdure.insights.redaction import Redact
-from perdure.limits import (
-    MAX_PERMITS,
-    LimitOf,
-    PermitLimit,
-    limit_name,
-    split_queue,
+from perdure.limits import LimitOf, PermitLimit, limit_name, split_queue
+from perdure.presence import (
+    DeclaredLimit,
+    Switches,
+    WorkerPresence,
+    read_switches,
+    read_workers,
 )
-from perdure.presence import DeclaredLimit, Switches, read_switches, read_workers
-from perdure.store import Query, SearchStore, Store, can_queue, can_schedule
+from perdure.store import Query, RunSummary, SearchStore, Store, can_queue, can_schedule
 
 EXAMINED = 1000
 """How many due or owned runs of a queue are looked at."""
@@ -50,19 +51,59 @@ async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
 async def limits(store: SearchStore, now: datetime) -> tuple[LimitRow, ...]:
     """Return the limits that live workers declare, by name."""
     workers, switches = await asyncio.gather(read_workers(store), read_switches(store))
-    # The worker that was started last is the newest deployment.
-    newest = sorted(workers, key=lambda worker: worker.started_at)
-    declared = {limit.name: limit for worker in newest for limit in worker.limits}
-    rows = (_limit(store, now, limit, switches) for limit in declared.values())
+    rows = (_limit(store, now, limit, switches) for limit in _declared(workers))
     return tuple(sorted(await asyncio.gather(*rows), key=lambda row: (row.name, row.of)))
 
 
+async def limits_for(
+    store: SearchStore,
+    now: datetime,
+    queue: str,
+    workers: Iterable[WorkerPresence],
+    switches: Switches,
+) -> Sequence[LimitRow]:
+    """Return the limits that hold for a run in a queue, which its key may be part of."""
+    name, key = split_queue(queue)
+    own = [limit for limit in _declared(workers) if _is_of(limit, name)]
+    found = [limit for limit in own if key is not None or not limit.name.endswith("/*")]
+    return await asyncio.gather(*(_limit(store, now, limit, switches, queue) for limit in found))
+
+
+async def runs_ahead(store: SearchStore, now: datetime, queue: str, run_id: str) -> Tally:
+    """Return how many runs of the same queue and key start before a run that is due."""
+    if not can_queue(store):
+        return Tally(0)
+    due = await store.due(now, EXAMINED, queues={queue: EXAMINED})
+    ahead = list(takewhile(lambda each: each.id != run_id, due))
+    return Tally(len(ahead), len(ahead) == EXAMINED)
+
+
+def _declared(workers: Iterable[WorkerPresence]) -> Iterable[DeclaredLimit]:
+    # The worker that was started last is the newest deployment.
+    newest = sorted(workers, key=lambda worker: worker.started_at)
+    return {limit.name: limit for worker in newest for limit in worker.limits}.values()
+
+
+def _is_of(limit: DeclaredLimit, queue: str) -> bool:
+    name, of = _split(limit.name)
+    return name == queue and of != "steps"
+
+
 async def _limit(
-    store: Store, now: datetime, declared: DeclaredLimit, switches: Switches
+    store: SearchStore,
+    now: datetime,
+    declared: DeclaredLimit,
+    switches: Switches,
+    queue: str | None = None,
 ) -> LimitRow:
+    """Return a limit; that of each key with what is in use by the key of this queue."""
     name, of = _split(declared.name)
     n = switches.numbers.get(declared.name, declared.n)
-    used = None if of.startswith("key_") else await _used(store, now, PermitLimit(declared.name, n))
+    permits = declared.name
+    if of.startswith("key_") and queue is not None:
+        permits = f"{declared.name.partition(':')[0]}:{queue}"
+    is_known = not permits.endswith("/*")
+    used = await _used(store, now, PermitLimit(permits, n)) if is_known else None
     return LimitRow(name, of, n, declared.n, declared.per, used)
 
 
@@ -73,12 +114,16 @@ def _split(limit: str) -> tuple[str, LimitOf]:
     return name, next(kind for kind in kinds if limit_name(name, kind) == limit)
 
 
-async def _used(store: Store, now: datetime, limit: PermitLimit) -> int:
-    """Return how many units are taken: those of permits that are not free."""
-    if not can_queue(store):
-        return 0
-    free = await store.due(now, MAX_PERMITS, queues={limit.queue: MAX_PERMITS})
-    return max(limit.n - sum(limit.units_of(each.id) for each in free), 0)
+async def _used(store: SearchStore, now: datetime, limit: PermitLimit) -> int:
+    """Return how many units are taken: those of permits that are leased."""
+    # Permits are created when they are first needed: one that is missing is not taken.
+    permits = await store.summaries(limit.ids())
+    taken = [each for each in permits if each is not None and _is_leased(each, now)]
+    return limit.unit * len(taken)
+
+
+def _is_leased(run: RunSummary, now: datetime) -> bool:
+    return run.owner is not None and run.wake_at is not None and run.wake_at > now
 
 
 class _Counter:

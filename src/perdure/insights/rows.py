@@ -6,7 +6,7 @@ from perdure.clock import parse_iso
 from perdure.errors import InvalidArgument
 from perdure.insights.model import RunRow
 from perdure.insights.redaction import Redact
-from perdure.snapshot import is_over
+from perdure.snapshot import is_over, visible_tags
 from perdure.snapshot.summary import read_summary
 from perdure.store import RunSummary
 
@@ -14,7 +14,7 @@ from perdure.store import RunSummary
 def row_of(run: RunSummary, redact: Redact) -> RunRow:
     """Return the row of a run."""
     summary = read_summary(run.summary)
-    tags = dict(tag.split("=", 1) for tag in run.tags if "=" in tag)
+    tags = visible_tags(dict(tag.split("=", 1) for tag in run.tags if "=" in tag))
     return RunRow(
         id=run.id,
         workflow=run.workflow,

@@ -7,7 +7,16 @@ import msgspec
 
 from perdure.insights.acts import act_count_of, run_acts
 from perdure.insights.failures import error_of
-from perdure.insights.model import Fork, Json, MessageFacts, RunFacts, WaitFacts
+from perdure.insights.family import fan_out, schedule_of
+from perdure.insights.model import (
+    Children,
+    Fork,
+    Json,
+    MessageFacts,
+    Parent,
+    RunFacts,
+    WaitFacts,
+)
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import read_time
 from perdure.insights.state import INBOX, RunState
@@ -15,11 +24,18 @@ from perdure.insights.steps import groups_of
 from perdure.insights.why import why
 from perdure.runtime.deadlines import deadline_of
 from perdure.runtime.run import latest_report
-from perdure.snapshot import Snapshot, created_at_of, generation_of, open_waits
+from perdure.snapshot import (
+    PendingWait,
+    Snapshot,
+    created_at_of,
+    generation_of,
+    open_waits,
+)
 from perdure.store import Message
+from perdure.validation import RESERVED
 
 
-def run_facts(state: RunState) -> RunFacts:
+def run_facts(state: RunState, parent: Parent | None, children: Children) -> RunFacts:
     """Return the facts about a run."""
     snapshot, redact = state.snapshot, state.redact
     execution: Mapping[str, Any] = snapshot["execution"]
@@ -48,21 +64,28 @@ def run_facts(state: RunState) -> RunFacts:
         groups=groups_of(snapshot),
         warnings=_warnings(snapshot),
         truncated=bool(execution.get("truncated")),
+        parent=parent,
+        children=children,
+        schedule=schedule_of(metadata),
     )
 
 
 def _waits(snapshot: Snapshot, redact: Redact) -> tuple[WaitFacts, ...]:
-    return tuple(
-        WaitFacts(
-            id=wait["id"],
-            kind=wait["kind"],
-            wake_at=read_time(wait.get("wakeAt")),
-            event=wait.get("event"),
-            attempt=wait.get("attempt"),
-            error=redact.text(wait.get("error", "")),
-            since=read_time(wait.get("since")),
-        )
-        for wait in open_waits(snapshot)
+    return tuple(_wait(snapshot, wait, redact) for wait in open_waits(snapshot))
+
+
+def _wait(snapshot: Snapshot, wait: PendingWait, redact: Redact) -> WaitFacts:
+    many = fan_out(snapshot, wait)
+    is_of_user = "event" in wait and not wait["event"].startswith(RESERVED)
+    return WaitFacts(
+        id=wait["id"],
+        kind="runs" if many is not None else "run" if "run" in wait else wait["kind"],
+        wake_at=read_time(wait.get("wakeAt")),
+        event=wait.get("event") if is_of_user else None,
+        attempt=wait.get("attempt"),
+        error=redact.text(wait.get("error", "")),
+        since=read_time(wait.get("since")),
+        run_id=wait.get("run", "") if many is None else many.base,
     )
 
 

@@ -9,7 +9,14 @@ import msgspec
 
 from perdure.clock import Clock
 from perdure.errors import RunNotFound
-from perdure.insights.model import InFlight, RunRow, WorkerRow, WorkflowVersions
+from perdure.insights.model import (
+    InFlight,
+    LimitRow,
+    RunRow,
+    Tally,
+    WorkerRow,
+    WorkflowVersions,
+)
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
 from perdure.presence import (
@@ -33,6 +40,20 @@ LOST_FOR = timedelta(days=1)
 _KEPT, _LARGEST = 4, 8 * 1024 * 1024
 
 
+class Outside(msgspec.Struct, frozen=True):
+    """What a run waits for that is not in the run itself.
+
+    `child` is a run whose end it waits for, `ended` how many of the runs that it started with
+    `step.map_runs` are over. If it is due, `limits` are those of its queue and key, and `ahead`
+    counts the runs of its key that start before it.
+    """
+
+    child: "RunState | None" = None
+    ended: Tally | None = None
+    limits: Sequence[LimitRow] = ()
+    ahead: Tally | None = None
+
+
 class RunState(msgspec.Struct, frozen=True):
     """A run, its inbox, and the workers that could drive it, at one time.
 
@@ -48,6 +69,7 @@ class RunState(msgspec.Struct, frozen=True):
     switches: Switches = Switches()
     report: Mapping[str, Any] | None = None
     is_lost: bool = False
+    outside: Outside = Outside()
 
     @property
     def owner(self) -> WorkerPresence | None:

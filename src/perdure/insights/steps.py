@@ -38,7 +38,7 @@ def step_detail(snapshot: Snapshot, key: str, redact: Redact) -> StepDetail:
     path = step_path(key, record)
     return StepDetail(
         step=step_row(key, record, redact),
-        value=redact.value(record.get("value"), path) if record["ok"] else None,
+        value=redact.value(_value(record), path) if record["ok"] else None,
         error=error_of(record, redact, path),
         event=record.get("event", ""),
         position=position + 1,
@@ -62,11 +62,20 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
         ended_at=ended_at,
         duration=duration,
         attempts=record.get("attempts", 1),
-        value=preview(record.get("value"), redact, path) if is_ok else "",
+        value=preview(_value(record), redact, path) if is_ok else "",
         error="" if is_ok else first_line(error_of(record, redact, path)),
         by=str(record.get("by") or ""),
         size=len(codec.dumps(record.get("value"))) if is_ok else 0,
+        run_id=record.get("run", ""),
     )
+
+
+def _value(record: Mapping[str, Any]) -> Any:
+    """Return the value of a record without the names of messages of the engine."""
+    value = record.get("value")
+    if record.get("kind") == "start" and isinstance(value, dict):
+        return {name: each for name, each in value.items() if name != "event"}
+    return value
 
 
 def step_name(key: str, record: Mapping[str, Any]) -> str:

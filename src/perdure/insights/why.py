@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
+from perdure.insights import held
 from perdure.insights.acts import run_acts
 from perdure.insights.failures import error_of
+from perdure.insights.family import fan_out
 from perdure.insights.model import InFlight, Why
+from perdure.insights.phrases import because, due_for, is_due, quote
 from perdure.insights.rows import read_time
+from perdure.insights.schedules import given_in
 from perdure.insights.state import RunState
 from perdure.insights.words import count_words, duration_words, list_words, time_words
 from perdure.presence import WorkerPresence, worker_id
+from perdure.runtime.schedule_workflow import SCHEDULE
 from perdure.snapshot import PendingWait, open_waits
-
-_LONGEST_NAME = 100
 
 Rule: TypeAlias = Callable[[RunState], Why | None]
 
@@ -39,7 +42,7 @@ def _cancelled(state: RunState) -> Why | None:
     if state.row.status != "cancelled":
         return None
     reason = _error_attribute(state, "reason")
-    sentence = f"Cancelled {_ago(state)}{_took(state)}{_because(reason)}."
+    sentence = f"Cancelled {_ago(state)}{_took(state)}{because(reason)}."
     return Why("cancelled", sentence, {"reason": reason})
 
 
@@ -60,8 +63,8 @@ def _failed_steps(state: RunState, keys: Sequence[str]) -> str:
     attempts = record.get("attempts", 1)
     after = f" after {attempts} attempts" if attempts > 1 else ""
     if len(keys) > 1:
-        return f"{count_words(len(keys), 'step')}, the first of them {_quote(keys[0])}, failed"
-    return f"Step {_quote(keys[0])} failed{after}"
+        return f"{count_words(len(keys), 'step')}, the first of them {quote(keys[0])}, failed"
+    return f"Step {quote(keys[0])} failed{after}"
 
 
 def _paused(state: RunState) -> Why | None:
@@ -76,7 +79,7 @@ def _paused(state: RunState) -> Why | None:
         sentence = f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
         return Why("paused", sentence, {"reason": text})
     ago = duration_words(state.now - act.at)
-    sentence = f"Paused by {act.by} {ago} ago{_because(act.why)}."
+    sentence = f"Paused by {act.by} {ago} ago{because(act.why)}."
     return Why("paused", sentence, {"by": act.by, "why": act.why})
 
 
@@ -116,11 +119,11 @@ def _step_in_flight(step: InFlight, state: RunState, others: int) -> str:
     more = " 1 other step of the run is in flight." if others == 1 else more
     if step.next_attempt_at is not None and step.next_attempt_at > state.now:
         left = duration_words(step.next_attempt_at - state.now)
-        failed = f"Step {_quote(step.key)} failed attempt {step.attempt}"
+        failed = f"Step {quote(step.key)} failed attempt {step.attempt}"
         return f"{failed}; the next one starts on {step.worker} in {left}.{more}"
     since = duration_words(state.now - step.since)
     attempt = f", attempt {step.attempt}" if step.attempt > 1 else ""
-    return f"Step {_quote(step.key)} has been running on {step.worker} for {since}{attempt}.{more}"
+    return f"Step {quote(step.key)} has been running on {step.worker} for {since}{attempt}.{more}"
 
 
 def _running_between_steps(state: RunState) -> Why:
@@ -132,25 +135,14 @@ def _running_between_steps(state: RunState) -> Why:
     if last is None or at is None:
         return Why("running", f"Running on {owner}. No step has been recorded yet.", facts)
     ago = duration_words(state.now - at)
-    sentence = f"Running on {owner}. The last record, {_quote(last)}, was made {ago} ago."
+    sentence = f"Running on {owner}. The last record, {quote(last)}, was made {ago} ago."
     return Why("running", sentence, facts)
 
 
-def _held_back(state: RunState) -> Why | None:
-    switch = state.switches.workflows.get(state.row.workflow or "")
-    if switch is None or not switch.paused or not _is_due(state):
-        return None
-    ago = duration_words(state.now - switch.at)
-    reason = state.redact.text(switch.why)
-    held = f"Workflow {_quote(switch.workflow)} is paused, by {switch.by} {ago} ago"
-    sentence = f"{_due(state)} {held}{_because(reason)}."
-    return Why("held_back", sentence, {"by": switch.by, "why": reason})
-
-
 def _no_worker(state: RunState) -> Why | None:
-    if not _is_due(state) or _takers(state):
+    if not is_due(state) or _takers(state):
         return None
-    return Why("no_worker", f"{_due(state)} {_missing_worker(state)}", _known(state))
+    return Why("no_worker", f"{due_for(state)} {_missing_worker(state)}", _known(state))
 
 
 def _missing_worker(state: RunState) -> str:
@@ -162,14 +154,14 @@ def _missing_worker(state: RunState) -> str:
         for worker in state.workers
     }
     if not any(known.values()):
-        return f"No live worker knows workflow {_quote(row.workflow or '')}."
+        return f"No live worker knows workflow {quote(row.workflow or '')}."
     if not state.drivers:
         versions = (_versions(id, ranges) for id, ranges in known.items() if ranges)
-        missing = f"No live worker knows workflow {_quote(row.workflow or '')}"
+        missing = f"No live worker knows workflow {quote(row.workflow or '')}"
         return f"{missing} version {row.version} ({list_words(list(versions))})."
     if all(worker.draining for worker in state.drivers):
         return "All workers that know it are stopping."
-    return f"No live worker takes runs from queue {_quote(_queue_name(state))}."
+    return f"No live worker takes runs from queue {quote(_queue_name(state))}."
 
 
 def _versions(worker: str, ranges: Sequence[Any]) -> str:
@@ -185,22 +177,65 @@ def _known(state: RunState) -> dict[str, Any]:
 
 def _all_busy(state: RunState) -> Why | None:
     takers = _takers(state)
-    if not _is_due(state) or any(worker.running < worker.slots for worker in takers):
+    if not is_due(state) or any(worker.running < worker.slots for worker in takers):
         return None
     slots = sum(worker.slots for worker in takers)
     facts = {"slots": slots, "workers": [worker.id for worker in takers]}
     busy = "The only slot is busy." if slots == 1 else f"All {slots:,} slots are busy."
-    return Why("held_back", f"{_due(state)} {busy}", facts)
+    return Why("held_back", f"{due_for(state)} {busy}", facts)
 
 
 def _is_soon_claimed(state: RunState) -> Why | None:
-    if not _is_due(state):
+    if not is_due(state):
         return None
     names = list_words([worker.id for worker in _takers(state)][:3])
     crashes = ""
     if state.row.takeovers > 1:
         crashes = f" Its last {state.row.takeovers} owners died without making progress."
-    return Why("due", f"{_due(state)}{crashes} The next free slot of {names} takes it.")
+    return Why("due", f"{due_for(state)}{crashes} The next free slot of {names} takes it.")
+
+
+def _waiting_for_run(state: RunState) -> Why | None:
+    waits = _event_waits(state)
+    ids = [wait["run"] for wait in waits if "run" in wait]
+    if not ids:
+        return None
+    others = f" and {count_words(len(ids) - 1, 'other run')}" if len(ids) > 1 else ""
+    child = state.outside.child
+    facts = {"runs": ids}
+    if child is None:
+        sentence = f"Waiting for run {quote(ids[0])}{others}, which is not in the store."
+        return Why("waiting", sentence, facts)
+    of = f"run {quote(ids[0])} of workflow {quote(child.row.workflow or '')}"
+    timeout = _timeout(state, waits)
+    sentence = f"Waiting for {of}, which is {child.row.status}{others}{timeout}."
+    return Why("waiting", f"{sentence} About that run: {why(child).sentence}", facts)
+
+
+def _waiting_for_runs(state: RunState) -> Why | None:
+    for wait in _event_waits(state):
+        many, ended = fan_out(state.snapshot, wait), state.outside.ended
+        if many is not None:
+            number = 0 if ended is None else ended.count
+            least = "at least " if ended is not None and ended.capped else ""
+            runs = f"the {many.total:,} runs that {quote(wait['id'])} started"
+            sentence = f"Waiting for {runs}, of which {least}{number:,} have ended."
+            return Why("waiting", sentence, {"total": many.total, "ended": number})
+    return None
+
+
+def _event_waits(state: RunState) -> list[PendingWait]:
+    """Return what a run waits for that is not a time, if nothing else will wake it before."""
+    waits = open_waits(state.snapshot)
+    if state.row.status == "suspended" and not all("event" in wait for wait in waits):
+        return []
+    is_waiting = state.row.status in ("waiting", "suspended")
+    return [wait for wait in waits if "event" in wait] if is_waiting else []
+
+
+def _timeout(state: RunState, waits: Sequence[PendingWait]) -> str:
+    ends = [at for wait in waits if (at := read_time(wait.get("wakeAt"))) is not None]
+    return f"; times out in {duration_words(min(ends) - state.now)}" if ends else ""
 
 
 def _waiting(state: RunState) -> Why | None:
@@ -212,10 +247,8 @@ def _waiting(state: RunState) -> Why | None:
     names = list(dict.fromkeys(wait["event"] for wait in waits if "event" in wait))
     since = duration_words(state.now - _began_at(state, waits))
     event = "event" if len(names) == 1 else "events"
-    sentence = f"Waiting for {event} {list_words([*map(_quote, names)][:5])} for {since}"
-    ends = [at for wait in waits if (at := read_time(wait.get("wakeAt"))) is not None]
-    if ends:
-        sentence += f"; times out in {duration_words(min(ends) - state.now)}"
+    sentence = f"Waiting for {event} {list_words([*map(quote, names)][:5])} for {since}"
+    sentence += _timeout(state, waits)
     return Why("waiting", f"{sentence}.{_inbox_hint(state, names)}", {"events": names})
 
 
@@ -226,7 +259,7 @@ def _inbox_hint(state: RunState, awaited: Sequence[str]) -> str:
         if name not in awaited and difflib.get_close_matches(name.lower(), _lower(awaited), 1):
             number = names.count(name)
             held = "one message" if number == 1 else f"{number} messages"
-            return f" The inbox holds {held} named {_quote(name)}."
+            return f" The inbox holds {held} named {quote(name)}."
     return ""
 
 
@@ -244,12 +277,22 @@ def _suspended(state: RunState) -> Why | None:
     facts = {"wait": wait["id"], "wake_at": at}
     if wait["kind"] != "retry":
         until = time_words(at, state.now)
-        sentence = f"Suspended by {_quote(wait['id'])} until {until}, in {left}."
+        sentence = f"Suspended by {quote(wait['id'])} until {until}, in {left}."
         return Why("suspended", sentence, facts)
-    failed = f"Step {_quote(wait['id'])} failed {count_words(wait.get('attempt', 1), 'attempt')}"
+    failed = f"Step {quote(wait['id'])} failed {count_words(wait.get('attempt', 1), 'attempt')}"
     error = state.redact.text(wait.get("error", "")).partition("\n")[0]
     because = f" ({error})" if error else ""
     return Why("suspended", f"{failed}{because}; the next one starts in {left}.", facts)
+
+
+def _schedule(state: RunState) -> Why | None:
+    given = given_in(state.snapshot) if state.row.workflow == SCHEDULE else None
+    if given is None or state.row.wake_at is None:
+        return None
+    of, at = quote(given.spec.workflow), state.row.wake_at
+    left, until = duration_words(at - state.now), time_words(at, state.now)
+    sentence = f"Scheduled: the next run of workflow {of} starts at {until}, in {left}."
+    return Why("scheduled", sentence, {"wake_at": at, "workflow": given.spec.workflow})
 
 
 def _scheduled(state: RunState) -> Why | None:
@@ -276,24 +319,21 @@ RULES: tuple[Rule, ...] = (
     _paused,
     _owner_silent,
     _running,
-    _held_back,
+    held.workflow_is_paused,
+    held.queue_is_paused,
     _no_worker,
+    held.limit_is_reached,
     _all_busy,
+    held.others_come_first,
     _is_soon_claimed,
+    _waiting_for_run,
+    _waiting_for_runs,
     _waiting,
     _suspended,
+    _schedule,
     _scheduled,
     _otherwise,
 )
-
-
-def _is_due(state: RunState) -> bool:
-    return state.row.wake_at is not None and state.row.wake_at <= state.now
-
-
-def _due(state: RunState) -> str:
-    assert state.row.wake_at is not None, "a run that is due has a wake time"
-    return f"Due for {duration_words(state.now - state.row.wake_at)}."
 
 
 def _takers(state: RunState) -> list[WorkerPresence]:
@@ -339,11 +379,3 @@ def _error_attribute(state: RunState, name: str) -> str:
     attributes = cause.get("attrs") if isinstance(cause, dict) else None
     value = attributes.get(name) if isinstance(attributes, dict) else None
     return state.redact.text(value) if isinstance(value, str) else ""
-
-
-def _because(reason: str) -> str:
-    return f": {_quote(reason)}" if reason else ""
-
-
-def _quote(name: str) -> str:
-    return f'"{name}"' if len(name) <= _LONGEST_NAME else f'"{name[: _LONGEST_NAME - 1]}…"'

@@ -1,4 +1,4 @@
-"""The operator's verbs for many runs, for workflows and for workers."""
+"""The operator's verbs for many runs, for workflows, queues and workers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from functools import partial
@@ -26,7 +26,8 @@ from perdure.operations.bulk import (
 )
 from perdure.operations.copying import Copy, CopyProgress
 from perdure.operations.outcome import Outcome
-from perdure.operations.runs import RunOperations, check_by, check_json, check_why
+from perdure.operations.runs import check_by, check_json, check_why
+from perdure.operations.schedules import ScheduleOperations
 from perdure.presence import (
     LimitSwitch,
     QueueSwitch,
@@ -47,8 +48,8 @@ _UNLIMITED = 10**9
 _MAX_NAME = 200
 
 
-class Operations(RunOperations):
-    """Changes runs, workflows and workers of a store on behalf of operators.
+class Operations(ScheduleOperations):
+    """Changes runs, schedules, workflows, queues and workers of a store on behalf of operators.
 
     `via` says where the operator works: "cli", "dashboard", "python". `workflows` are definitions
     whose payloads are checked before anything is written; without them, the first worker checks. A
@@ -230,7 +231,13 @@ class Operations(RunOperations):
         return await self._switch(switch, {**act, "step": name}, f"Queue {name} {done}")
 
     async def set_limit(
-        self, name: str, n: int | None, *, of: LimitOf = "concurrency", by: str, why: str = ""
+        self,
+        name: str,
+        n: int | None = None,
+        *,
+        of: LimitOf = "concurrency",
+        by: str,
+        why: str = "",
     ) -> Outcome:
         """Let workers use another number for a limit than the declared one; `None` restores that.
 

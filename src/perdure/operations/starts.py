@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from perdure import codec
@@ -12,8 +13,8 @@ from perdure.operations.forks import imported
 from perdure.runtime.acts import acts_of, add_act
 from perdure.runtime.options import check_options
 from perdure.runtime.run import Run
-from perdure.runtime.starter import Starter
-from perdure.snapshot import Snapshot, is_over, workflow_of
+from perdure.runtime.schedules import ScheduleClient
+from perdure.snapshot import Metadata, Snapshot, is_over, workflow_of
 from perdure.store import (
     NewMessage,
     NewRun,
@@ -26,7 +27,7 @@ from perdure.store import (
 from perdure.validation import check_user_id
 
 
-class OperatorStarter(Starter):
+class OperatorStarter(ScheduleClient):
     """Creates runs on behalf of an operator."""
 
     async def start(
@@ -39,11 +40,19 @@ class OperatorStarter(Starter):
     ) -> Run:
         """Create a run for a worker; raise `RunConflict` if the id is taken."""
         plan = check_options(self.clock.now(), tags=tags, if_exists="error")
-        metadata = dict(plan.metadata)
-        add_act(metadata, act)
-        plan = replace(plan, metadata=metadata)
+        plan = replace(plan, metadata={**plan.metadata, **_metadata_with(act)})
         [run] = await self._create([self._start(workflow, payload, run_id, plan)])
         return run
+
+    async def trigger_schedule(self, name: str, act: dict[str, Any]) -> Run:
+        """Create the run of a schedule for the current time."""
+        return await self._trigger_schedule(name, _metadata_with(act))
+
+    async def backfill_schedule(
+        self, name: str, start: datetime, end: datetime, act: dict[str, Any]
+    ) -> list[Run]:
+        """Create the runs of a schedule for a period; those that exist are kept."""
+        return await self._backfill_schedule(name, start, end, _metadata_with(act))
 
     def check_payload(self, workflow: str | None, payload: object) -> Any:
         """Return a payload as JSON, checked if the definition of the workflow is known here."""
@@ -99,3 +108,10 @@ class OperatorStarter(Starter):
         if stored is None:
             return False
         return acts_of(stored.get("metadata")) == acts_of(snapshot.get("metadata"))
+
+
+def _metadata_with(act: dict[str, Any]) -> dict[str, Any]:
+    """Return what is stored in a new run about who started it."""
+    metadata: Metadata = {}
+    add_act(metadata, act)
+    return {**metadata}

@@ -290,6 +290,27 @@ class ScheduleClient(Starter):
                 raise already_running(answer)
             await self.clock.sleep(_PAUSE)
 
+    async def _trigger_schedule(self, name: str, metadata: Mapping[str, Any] = {}) -> Run:
+        """Start the run of the current time, with these metadata besides its own."""
+        spec, now = await self._spec_with(name, metadata), self.clock.now()
+        time = now.replace(microsecond=now.microsecond // 1000 * 1000)
+        [run] = await self._start_now(spec, [time])
+        return run
+
+    async def _backfill_schedule(
+        self, name: str, start: datetime, end: datetime, metadata: Mapping[str, Any] = {}
+    ) -> list[Run]:
+        """Start the runs of a period, with these metadata besides their own."""
+        start, end = as_utc(start, "start"), as_utc(end, "end")
+        if end > self.clock.now():
+            raise InvalidArgument("end", end, "a datetime in the past")
+        spec = await self._spec_with(name, metadata)
+        return await self._start_now(spec, _times_to_backfill(spec, start, end))
+
+    async def _spec_with(self, name: str, metadata: Mapping[str, Any]) -> Spec:
+        spec = (await self._load_schedule(name))[1].spec
+        return replace(spec, metadata={**spec.metadata, **metadata})
+
     async def _start_now(self, spec: Spec, times: Sequence[datetime]) -> list[Run]:
         """Create the runs of these times, and return them, or those that exist already."""
         store, now = require_schedule(self.store, "schedule"), self.clock.now()
@@ -332,22 +353,14 @@ class ScheduleHandle:
 
     async def trigger(self) -> Run:
         """Start a run now, for the current time, whether or not others are open."""
-        _, given = await self.client._load_schedule(self.name)
-        now = self.client.clock.now()
-        time = now.replace(microsecond=now.microsecond // 1000 * 1000)
-        [run] = await self.client._start_now(given.spec, [time])
-        return run
+        return await self.client._trigger_schedule(self.name)
 
     async def backfill(self, start: datetime, end: datetime) -> list[Run]:
         """Start the runs of all times from `start` to `end`, at once; those that exist are kept.
 
         The times may lie before the schedule was created. Overlap policy and jitter do not apply.
         """
-        start, end = as_utc(start, "start"), as_utc(end, "end")
-        if end > self.client.clock.now():
-            raise InvalidArgument("end", end, "a datetime in the past")
-        spec = (await self.client._load_schedule(self.name))[1].spec
-        return await self.client._start_now(spec, _times_to_backfill(spec, start, end))
+        return await self.client._backfill_schedule(self.name, start, end)
 
     async def update(self, **changes: Unpack[ScheduleChanges]) -> None:
         """Change the schedule from now on; what is not passed stays as it is.

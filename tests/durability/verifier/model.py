@@ -116,6 +116,9 @@ class Model:
         match command:
             case lang.Transaction():
                 return FAILS if command.fails else OK
+            case lang.Child() if self._may_be_cut(path):
+                # If the call is made again after a crash, it finds that its run was cancelled.
+                return EITHER
             case lang.Child():
                 if not command.fails:
                     return OK

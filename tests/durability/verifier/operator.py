@@ -164,13 +164,15 @@ class Outside:
         """Add a reading of the run to `ends`."""
         run, snapshot = await self._get(), await self.runtime.store.load(self.run)
         assert snapshot is not None
-        steps = snapshot["steps"]
+        # In the order of their keys: records of concurrent branches are in another order in the
+        # journal, which is read until the run that has ended is at rest.
+        steps = dict(sorted(snapshot["steps"].items()))
         self.ends.append(
             End(
                 status=run.status,
                 output=repr(run.output) if run.status == "completed" else "",
                 error=str(run.error) if run.status in OVER[1:] else "",
-                history=repr(run.history),
+                history=repr(sorted(run.history, key=lambda step: step.key)),
                 records=tuple(
                     (record.get("branch", ""), record.get("call", key))
                     for key, record in steps.items()

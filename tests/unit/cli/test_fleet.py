@@ -8,6 +8,8 @@ import pytest
 from tests.unit.cli.conftest import Perdure
 from tests.unit.cli.processes import background, run, wait_for, write_app
 
+EMAILS = 'EMAILS = Queue("emails", concurrency=50, rate=Rate(10, per="1m"))'
+
 
 def test_workflows_are_listed_with_counts(perdure: Perdure) -> None:
     [row] = json.loads(perdure("workflows", "list", "-o", "json").stdout)
@@ -32,6 +34,37 @@ def test_queues_with_due_runs_are_listed(perdure: Perdure) -> None:
     perdure("start", "order", "{}")
     assert "\t1\t0\t" in perdure("queues", "list").stdout
     perdure("queues", "show", "nope", code=4)
+
+
+def test_a_queue_is_paused_and_resumed(perdure: Perdure) -> None:
+    result = perdure("queues", "pause", "emails", "--why", "spam")
+    assert "Queue emails is paused. Takes effect within 10 seconds." in result.stdout
+    assert "paused spam" in perdure("queues", "list").stdout
+    assert json.loads(perdure("queues", "show", "emails", "-o", "json").stdout)["paused"]
+    perdure("queues", "resume", "emails")
+    assert "paused" not in perdure("queues", "list").stdout
+
+
+def test_a_limit_is_changed_and_restored(perdure: Perdure) -> None:
+    assert "is 20." in perdure("queues", "limit", "emails", "20").stdout
+    result = perdure("queues", "limit", "emails", "--of", "key_rate", "--why", "as before")
+    assert "The limit key_rate of emails is as declared." in result.stdout
+    perdure("queues", "limit", "emails", "0", code=2)
+    perdure("queues", "limit", "emails/acme", "1", code=2)
+
+
+def test_limits_of_live_workers_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_app(tmp_path)
+    app = tmp_path / "orders.py"
+    text = app.read_text().replace('@workflow("order"', '@workflow("order", queue=EMAILS', 1)
+    app.write_text(f"from perdure import Queue, Rate\n{EMAILS}\n{text}")
+    monkeypatch.chdir(tmp_path)
+    with background("worker", "orders:runtime"):
+        wait_for(lambda: run("queues", "limits").stdout)
+        assert run("queues", "limits").stdout == (
+            "emails\tconcurrency 0/50\t50\nemails\trate 0/10 per 60 s\t10\n"
+        )
+        assert "concurrency 0/50, rate 0/10 per 60 s" in run("queues", "list").stdout
 
 
 def test_without_workers_the_list_is_empty(perdure: Perdure) -> None:

@@ -35,7 +35,7 @@ def cases() -> list[Any]:
 def path_of(route: Route, verb: str) -> str:
     place = VERBS[verb].place if verb else ""
     path = route.path.replace("{verb}", verb).replace("{place}", place or "runs")
-    for name in ("run", "name", "workflow", "worker", "bulk"):
+    for name in ("run", "name", "workflow", "queue", "schedule", "worker", "bulk"):
         path = path.replace("{" + name + "}", "order-1")
     return path
 

@@ -16,12 +16,13 @@ NOW = datetime(2026, 11, 3, 9, 0, tzinfo=UTC)
 
 def test_the_index_answers_statuses_workflows_queue_tags_and_times() -> None:
     query = parse_query(
-        "status:paused,failed workflow:order,refund queue:emails tag:customer=acme since:24h "
-        "older:1h sort:oldest order-",
+        "status:paused,failed workflow:order,refund queue:emails/acme tag:customer=acme "
+        "since:24h older:1h sort:oldest order-",
         NOW,
     ).index
     assert query.statuses == ("paused", "failed")
-    assert (query.workflows, query.queue, query.prefix) == (("order", "refund"), "emails", "order-")
+    assert (query.workflows, query.prefix) == (("order", "refund"), "order-")
+    assert query.queue == "emails/acme"
     assert query.tags == ("customer=acme",)
     assert (query.since, query.until) == (NOW - timedelta(days=1), NOW - timedelta(hours=1))
     assert query.oldest_first

@@ -1,4 +1,4 @@
-"""The pages on which an operator confirms what will happen to a run, a workflow or a worker."""
+"""The pages on which an operator confirms what will happen to a run, a queue and so on."""
 
 from typing import Any, cast
 
@@ -35,7 +35,7 @@ async def confirm(board: Board, visit: Visit) -> Content:
         step=step,
         preview=preview,
         error=visit.error or refusal,
-        command=shell_command(verb.command, name, *([step] if step else ())),
+        command=shell_command(*verb.command.split(), name, *([step] if step else ())),
     )
 
 
@@ -45,8 +45,8 @@ async def act(board: Board, visit: Visit) -> Response:
     arguments, why = read_arguments(verb, visit.form), check_why(verb, visit)
     method = getattr(board.operations, verb.name)
     outcome = await method(name, **arguments, by=visit.access.person, why=why)
-    place = ("runs",) if verb.name == "delete" else (verb.place, outcome.run_id or name)
-    return visit.redirect(outcome.sentence, *place)
+    target = () if verb.to_list else (outcome.run_id or name,)
+    return visit.redirect(outcome.sentence, "runs" if outcome.run_id else verb.place, *target)
 
 
 def check_why(verb: Verb, visit: Visit) -> str:
@@ -61,7 +61,7 @@ async def _suggested(board: Board, visit: Visit, verb: Verb) -> dict[str, str]:
     """Return what the fields begin with: what the link said, and the current input."""
     step = visit.query.get("step", "")
     values = {"step": step, "at": step}
-    values |= {name: visit.query[name] for name in ("event", "wait") if name in visit.query}
+    values |= {name: visit.query[name] for name in ("event", "wait", "of") if name in visit.query}
     # The current input is shown as it is: saving a redacted one would destroy it.
     if verb.name == "edit_payload" and visit.may("payloads"):
         revealed = await board.reveal(visit.params["name"], visit.access.person, visit.now)

@@ -42,7 +42,7 @@ def _form(visit: Visit, query: str, ids: list[str] | None, count: Tally | None) 
     if verb is None or not verb.bulk:
         raise InvalidArgument("verb", name, "a verb for many runs")
     data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
-    command = shell_command(verb.command, *(ids or ()), where=query)
+    command = shell_command(*verb.command.split(), *(ids or ()), where=query)
     context = {**data, "verb": verb, "query_text": query, "limit": LIMIT, "command": command}
     return Content("bulk_confirm.html", data, context)
 

@@ -1,32 +1,33 @@
-"""What executes runs: workflows, queues and workers; and what they do next."""
-
-from collections.abc import Awaitable, Callable
+"""What executes runs: workflows, queues, schedules and workers; and what they do next."""
 
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content, missing, page
-from perdure.dashboard.verbs import parse_json, quote_term, shell_command
+from perdure.dashboard.rendering import Content, View, missing, page
+from perdure.dashboard.verbs import parse_json, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument
 
 
-def list_all(name: str, topic: str) -> Callable[[Board, Visit], Awaitable[Content]]:
-    """Return the view of all workflows, queues or workers, or of what is next."""
+def listing(place: str, topic: str) -> View:
+    """Return the view that shows all that `Insights` knows of one kind."""
 
-    async def show(board: Board, visit: Visit) -> Content:
-        data = await getattr(board.insights, name)()
-        return page(f"{name}.html", data, topics=(topic,), **{name: data})
+    async def show_list(board: Board, visit: Visit) -> Content:
+        answer = await getattr(board.insights, place)()
+        return page(f"{place}.html", answer, topics=(topic,), **{place: answer})
 
-    return show
+    return show_list
 
 
-async def show_workflow(board: Board, visit: Visit) -> Content:
-    """Show one workflow: its versions, durations and definition."""
-    workflow = await board.insights.workflow(visit.params["workflow"])
-    if workflow is None:
-        return missing(f"There is no workflow {visit.params['workflow']!r}.")
-    return page("workflow.html", workflow, topics=("counts",), workflow=workflow)
+def showing(what: str, topic: str) -> View:
+    """Return the view that shows one workflow, queue, schedule or worker."""
+
+    async def show_one(board: Board, visit: Visit) -> Content:
+        if (answer := await getattr(board.insights, what)(visit.params[what])) is None:
+            return missing(f"There is no {what} {visit.params[what]!r}.")
+        return page(f"{what}.html", answer, topics=(topic,), **{what: answer})
+
+    return show_one
 
 
 async def start_form(board: Board, visit: Visit) -> Content:
@@ -59,12 +60,7 @@ def _tags(text: str) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in text.split()) or None
 
 
-async def show_worker(board: Board, visit: Visit) -> Content:
-    """Show one worker and what it executes; a lost one with the runs that it still owns."""
-    worker = await board.insights.worker(visit.params["worker"])
-    if worker is None:
-        return missing(f"There is no worker {visit.params['worker']!r}.")
-    owned = f"status:running {quote_term('owner', worker.id)}"
-    runs = await board.insights.runs(owned) if worker.state == "lost" else None
-    data = {"worker": worker, "owned": runs}
-    return page("worker.html", data, topics=("fleet",), worker=worker, runs=runs)
+async def list_queues(board: Board, visit: Visit) -> Content:
+    """Show the queues, and the limits of steps."""
+    queues, limits = await board.insights.queues(), await board.insights.limits()
+    return page("queues.html", (queues, limits), topics=("counts",), queues=queues, limits=limits)

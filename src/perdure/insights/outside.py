@@ -1,0 +1,61 @@
+"""What keeps a run from continuing that is not in the run itself: other runs, and its queue."""
+
+import asyncio
+from collections.abc import Sequence
+
+from perdure.clock import Clock
+from perdure.errors import PerdureError
+from perdure.insights.family import fan_out
+from perdure.insights.model import LimitRow, Tally
+from perdure.insights.queues import limits_for, runs_ahead
+from perdure.insights.state import Outside, RunState, Snapshots, read_state
+from perdure.snapshot import is_over, open_waits
+from perdure.store import SearchStore, can_inbox
+
+ENDED = 1000
+"""Up to how many ends of the runs of `step.map_runs` are counted: each is a message."""
+
+
+async def read_outside(
+    store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
+) -> Outside:
+    """Read what a run waits for that is outside of it; nothing if it is driven, or over."""
+    if state.row.owner is not None or is_over(state.row.status):
+        return Outside()
+    child, ended, (limits, ahead) = await asyncio.gather(
+        _child(store, snapshots, state, clock), _ended(store, state), _queue(store, state)
+    )
+    return Outside(child, ended, limits, ahead)
+
+
+async def _child(
+    store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
+) -> RunState | None:
+    """Return the first run whose end this one waits for."""
+    awaited = (wait["run"] for wait in open_waits(state.snapshot) if "run" in wait)
+    if (run_id := next(awaited, None)) is None:
+        return None
+    try:
+        return await read_state(store, snapshots, run_id, state.redact, clock)
+    except PerdureError:
+        # It may be deleted, or unreadable: the run that waits is shown all the same.
+        return None
+
+
+async def _ended(store: SearchStore, state: RunState) -> Tally | None:
+    """Return how many of the runs that `step.map_runs` started have ended."""
+    found = (fan_out(state.snapshot, wait) for wait in open_waits(state.snapshot))
+    many = next((each for each in found if each is not None), None)
+    if many is None or not can_inbox(store):
+        return None
+    reports = await store.inbox(many.log_id, limit=ENDED)
+    return Tally(len(reports), len(reports) == ENDED)
+
+
+async def _queue(store: SearchStore, state: RunState) -> tuple[Sequence[LimitRow], Tally | None]:
+    """Return the limits of the queue of a run that is due, and how many runs come before it."""
+    row = state.row
+    if not row.queue or row.wake_at is None or row.wake_at > state.now:
+        return (), None
+    limits = limits_for(store, state.now, row.queue, state.workers, state.switches)
+    return await asyncio.gather(limits, runs_ahead(store, state.now, row.queue, row.id))

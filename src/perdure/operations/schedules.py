@@ -1,0 +1,66 @@
+"""The operator's verbs for schedules. A schedule is a run: most of them are verbs of that run."""
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from perdure.errors import RunNotFound, ScheduleNotFound
+from perdure.insights.words import count_words
+from perdure.operations.outcome import Outcome
+from perdure.operations.runs import RunOperations
+from perdure.runtime.acts import copy_acts
+from perdure.runtime.requests import Verb
+from perdure.runtime.schedule_workflow import schedule_id
+from perdure.validation import check_user_id
+
+
+class ScheduleOperations(RunOperations):
+    """Changes schedules on behalf of operators; `Operations` can do more."""
+
+    async def pause_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
+        """Let a schedule start no more runs; those that it started continue."""
+        return await self._change_schedule(schedule, "pause", "is paused", by, why)
+
+    async def unpause_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
+        """Let a paused schedule start runs again, from its next time on."""
+        return await self._change_schedule(schedule, "unpause", "is resumed", by, why)
+
+    async def trigger_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
+        """Start a run of a schedule now, whether or not others are open."""
+        act = self.act("trigger_schedule", by, why, check_user_id(schedule, "schedule"))
+        run = await self._starter.trigger_schedule(schedule, act)
+        await copy_acts(self.store, run.run_id, [act])
+        sentence = f"Started {run.run_id}."
+        return Outcome(run.run_id, "trigger_schedule", "done", run.status, sentence)
+
+    async def backfill_schedule(
+        self, schedule: str, start: datetime, end: datetime, *, by: str, why: str = ""
+    ) -> Outcome:
+        """Start the runs of all times of a schedule in a period; those that exist are kept."""
+        act = self.act("backfill_schedule", by, why, check_user_id(schedule, "schedule"))
+        runs = await self._starter.backfill_schedule(schedule, start, end, act)
+        await self.note({**act, "was": f"{start.isoformat()} to {end.isoformat()}"})
+        sentence = f"Schedule {schedule} has {count_words(len(runs), 'run')} in this period."
+        return Outcome("", "backfill_schedule", "done", None, sentence)
+
+    async def delete_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
+        """Delete a schedule; the runs that it started continue."""
+        name = check_user_id(schedule, "schedule")
+        try:
+            outcome = await self.delete(schedule_id(name), by=by, why=why)
+        except RunNotFound:
+            raise ScheduleNotFound(name) from None
+        return replace(outcome, run_id="", sentence=f"Schedule {name} is deleted.")
+
+    async def _change_schedule(
+        self, schedule: str, verb: Verb, done: str, by: str, why: str
+    ) -> Outcome:
+        name = check_user_id(schedule, "schedule")
+        try:
+            outcome = await self._apply(schedule_id(name), verb, by, why)
+        except RunNotFound:
+            raise ScheduleNotFound(name) from None
+        # The page of the schedule follows, not that of its run.
+        outcome = replace(outcome, run_id="")
+        is_done = outcome.state == "done"
+        return replace(outcome, sentence=f"Schedule {name} {done}.") if is_done else outcome

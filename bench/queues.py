@@ -1,20 +1,28 @@
 """Workload J: what a queue costs, beside the same runs in no queue.
 
-`python -m bench.queues [sqlite postgres …]` prints runs per second of one worker.
+`python -m bench.queues [sqlite postgres …]` prints runs per second of one worker, and beside it
+those of DBOS where it can be installed. The rate is one that is not reached: it is what a rate
+costs.
 """
 
 import asyncio
 import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from statistics import median
 
-from bench.places import place
+from bench.peers import Peer, install
+from bench.places import Place, place
 from bench.timing import now
 from bench.workloads import finished
-from perdure import Limits, Queue, Runtime, Step, Worker, workflow
+from perdure import Limits, Queue, Rate, Runtime, Step, Worker, workflow
 from perdure.runtime.definition import Definition
 from perdure.store import Store
 
 RUNS, KEYS, REPEATS = 3000, 50, 5
+# DBOS takes longer for a run; it has no lane without a queue.
+PEER, PEER_RUNS = "dbos", 500
 
 
 async def work(step: Step, number: int) -> None:
@@ -30,7 +38,14 @@ PER_KEY = workflow(
     queue=Queue("keyed", per_key=Limits(concurrency=4)),
     key=lambda number: str(number % KEYS),
 )(work)
-LANES = {"plain": PLAIN, "queue": UNLIMITED, "limit": LIMITED, "limit per key": PER_KEY}
+RATED = workflow("bench-rate", queue=Queue("rated", rate=Rate(5000, per="1s")))(work)
+LANES = {
+    "plain": PLAIN,
+    "queue": UNLIMITED,
+    "limit": LIMITED,
+    "limit per key": PER_KEY,
+    "rate": RATED,
+}
 
 
 async def rate(store: Store, definition: Definition[int, None]) -> float:
@@ -43,12 +58,27 @@ async def rate(store: Store, definition: Definition[int, None]) -> float:
         return RUNS / (now() - began)
 
 
-async def measure(store: Store) -> dict[str, float]:
+@asynccontextmanager
+async def started_peer(place: Place) -> AsyncIterator[Peer | None]:
+    """Start DBOS on a store, if it is installed and can use that store."""
+    if not place.peer_url or not install(print, [PEER]):
+        yield None
+        return
+    peer = await Peer.start(PEER, place.peer_url.format(peer=PEER))
+    try:
+        yield peer
+    finally:
+        await peer.close()
+
+
+async def measure(store: Store, peer: Peer | None) -> dict[str, float]:
     """Return the median rate of each lane; they take turns."""
-    rates: dict[str, list[float]] = {name: [] for name in LANES}
+    rates: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
         for name, definition in LANES.items():
             rates[name].append(await rate(store, definition))
+            if peer is not None and name in peer.workloads:
+                rates[f"{name}, {peer.version}"].append(await peer.ask(name, PEER_RUNS))
     return {name: median(each) for name, each in rates.items()}
 
 
@@ -56,12 +86,13 @@ async def main(names: list[str]) -> None:
     """Measure each store and print the rates."""
     for name in names:
         with place(name) as measured:
-            store = measured.open()
-            rates = await measure(store)
-            await store.close()
+            async with started_peer(measured) as peer:
+                store = measured.open()
+                rates = await measure(store, peer)
+                await store.close()
         for lane, each in rates.items():
             share = each / rates["plain"]
-            print(f"{name:10} {lane:14} {each:8,.0f} runs/s {share:7.0%}", flush=True)
+            print(f"{name:10} {lane:26} {each:8,.0f} runs/s {share:7.0%}", flush=True)
 
 
 if __name__ == "__main__":

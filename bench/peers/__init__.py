@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,9 @@ def _last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "no answer")
 
 
-def install(say: Callable[[str], None]) -> list[str]:
+def install(say: Callable[[str], None], names: Iterable[str] = tuple(PACKAGES)) -> list[str]:
     """Return the libraries that are available here, after installing what is missing."""
-    return [name for name in PACKAGES if _installed(name, say)]
+    return [name for name in names if _installed(name, say)]
 
 
 def _installed(name: str, say: Callable[[str], None]) -> bool:

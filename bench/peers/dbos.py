@@ -5,14 +5,31 @@ It runs with its defaults, which are durable, and with its async API.
 
 import asyncio
 import sys
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 # Not installed together with perdure: this file runs in its own environment.
-from dbos import DBOS, SetWorkflowID  # type: ignore[import-not-found,unused-ignore]
+from dbos import (  # type: ignore[import-not-found,unused-ignore]
+    DBOS,
+    SetEnqueueOptions,
+    SetWorkflowID,
+)
 
 from bench.peers.answering import VALUE, now, serve
 
+# As short as helps: with its default of one second, a limit of 100 is 100 runs per second.
+POLLING = 0.02
+KEYS = 50
+QUEUES: dict[str, dict[str, Any]] = {
+    "queue": {},
+    "limit": {"global_concurrency": 100},
+    "limit per key": {"partition_concurrency": 4},
+    "rate": {"limiter": {"limit": 5000, "period": 1}},
+}
+
 replayed: dict[str, float] = {}
+queued: list[float] = []
 
 
 async def _fetch(id: str) -> dict[str, str]:
@@ -31,9 +48,16 @@ async def _sleeper(seconds: float) -> None:
     await fetch("1")
 
 
+async def _counted() -> None:
+    queued.append(now())
+    await fetch("1")
+    queued.append(now())
+
+
 fetch = DBOS.step(name="fetch")(_fetch)
 sequence = DBOS.workflow(name="sequence")(_sequence)
 sleeper = DBOS.workflow(name="sleeper")(_sleeper)
+counted = DBOS.workflow(name="counted")(_counted)
 
 
 async def one_run(name: str, count: int) -> float:
@@ -72,11 +96,30 @@ async def due_runs(name: str, runs: int) -> float:
     return runs / (now() - max(due, late))
 
 
+async def queued_runs(kind: str, name: str, runs: int) -> float:
+    """Return runs per second of a queue, from the begin of the first run to the end of the last.
+
+    The queue is registered when all runs are in it, so that enqueueing is not measured.
+    """
+    queued.clear()
+    queue = f"{kind} {name}"
+    for number in range(runs):
+        key = str(number % KEYS) if "key" in kind else None
+        with SetEnqueueOptions(queue_partition_key=key):
+            await DBOS.enqueue_workflow_async(queue, counted)
+    await DBOS.register_queue_async(queue, polling_interval_sec=POLLING, **QUEUES[kind])
+    while len(queued) < 2 * runs:
+        await asyncio.sleep(0.002)
+    await DBOS.delete_queue_async(queue)
+    return runs / (queued[-1] - queued[0])
+
+
 async def main() -> None:
     DBOS(config={"name": "bench", "system_database_url": sys.argv[1], "log_level": "ERROR"})
     DBOS.launch()
     await one_run("warm", 50)
     workloads = {"A": one_run, "B": many_runs, "C": resume, "due": due_runs}
+    workloads |= {kind: partial(queued_runs, kind) for kind in QUEUES}
     await serve(f"DBOS {version('dbos')}", workloads)
     DBOS.destroy()
 

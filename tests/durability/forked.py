@@ -9,6 +9,7 @@ _PRELOADED = [
     "tests.durability.chaos",
     "tests.durability.family_process",
     "tests.durability.ledger",
+    "tests.durability.queue_load",
     "tests.durability.queue_process",
     "tests.durability.scheduled",
     "tests.durability.verifier.worker",

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -17,19 +16,13 @@ from perdure.store import Delivery, Store
 from perdure.stores import open_store
 from tests.durability.chaos import LEASE, chaos, expected, work
 from tests.durability.forked import forked
+from tests.durability.places import Place, place_of
 
 RUNS = 300
 MORE_RUNS = 50
 # Enough for two pauses, one of which begins and ends while there is work.
 MIN_KILLS = 8
 DEADLINE = 90.0
-
-
-class Place(NamedTuple):
-    """The URL of a store and its options."""
-
-    url: str
-    options: dict[str, str]
 
 
 class Workers:
@@ -84,10 +77,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis"])
 def place(request: pytest.FixtureRequest) -> Place:
-    url = str(request.getfixturevalue(f"{request.param}_url"))
-    if request.param == "redis":
-        return Place(url, {"namespace": str(request.getfixturevalue("redis_prefix"))})
-    return Place(url, {})
+    return place_of(request)
 
 
 @pytest.fixture

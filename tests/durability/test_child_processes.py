@@ -20,14 +20,13 @@ from perdure.store import Query, Store, require_search
 from perdure.stores import open_store
 from tests.durability.family_process import CHILDREN, LEASE, child, parent, work
 from tests.durability.forked import forked
-from tests.durability.test_chaos import Place, check_owners
+from tests.durability.places import PLACES, Place, place_of
+from tests.durability.test_chaos import check_owners
 
 FAMILIES = int(os.environ.get("PERDURE_TEST_FAMILIES", "10"))
 MORE_FAMILIES = 5
 MIN_KILLS = 5
 DEADLINE = 30 + FAMILIES
-
-PLACES = ["sqlite", "postgres", "mysql", "mongo", "mongo_standalone", "redis", "redis_cluster"]
 
 
 @pytest.fixture
@@ -37,12 +36,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
-    url = str(request.getfixturevalue(f"{request.param}_url"))
-    if request.param == "redis_cluster":
-        url = url.replace("redis://", "redis+cluster://", 1)
-    if request.param.startswith("redis"):
-        return Place(url, {"namespace": str(request.getfixturevalue(f"{request.param}_prefix"))})
-    return Place(url, {})
+    return place_of(request)
 
 
 @pytest.fixture

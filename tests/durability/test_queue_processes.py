@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,17 +17,11 @@ from perdure.limits import queue_limits
 from perdure.store import Store, require_queues
 from perdure.stores import open_store
 from tests.durability.forked import forked
+from tests.durability.places import PLACES, Place, place_of
 from tests.durability.queue_process import LEASE, QUEUE, job, work
 
 KEYS = ("a", "b", "c")
-RUNS, KILLS = 150, 6
-
-
-class Place(NamedTuple):
-    """The URL of a store and its options."""
-
-    url: str
-    options: dict[str, str]
+RUNS, KILLS = 120, 6
 
 
 class Workers:
@@ -70,12 +63,9 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/queue.db"
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mysql", "mongo", "redis"])
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
-    url = str(request.getfixturevalue(f"{request.param}_url"))
-    if request.param == "redis":
-        return Place(url, {"namespace": str(request.getfixturevalue("redis_prefix"))})
-    return Place(url, {})
+    return place_of(request)
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""A log of the leases on permits that several processes write, and what it says about a limit."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perdure.clock import SystemClock
+from perdure.store import Grant, Lease, Store, capabilities, require_queues
+
+_PERMIT = "~permit:"
+
+
+class Line(msgspec.Struct):
+    """What happened to a lease, at which time of the store.
+
+    `release` returns no time: its lines have this machine's time before and after the call.
+    """
+
+    what: Literal["granted", "renewed", "returning", "returned"]
+    id: str
+    epoch: int
+    pid: int
+    at: datetime
+    expires: datetime
+
+
+class LeaseLog:
+    """A store that logs the leases of permits, a line each.
+
+    The lines of a call are one atomic append, so processes can share the file. A process that is
+    killed between a call and its line leaves a lease that is missing in the log.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.capabilities = capabilities(store)
+        self._store = require_queues(store)
+        self._clock = SystemClock()
+        self._log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, *arguments: Any, **options: Any) -> Sequence[Grant]:
+        grants = await self._store.claim(*arguments, **options)
+        self._write(_line("granted", grant.lease, grant.now) for grant in grants)
+        return grants
+
+    async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
+        renewed = await self._store.renew(leases, ttl)
+        self._write(_line("renewed", each, each.expires_at - ttl) for each in renewed if each)
+        return renewed
+
+    async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
+        # Before the call: another process may be granted the permit before this one has the answer.
+        self._write(_line("returning", lease, self._clock.now()) for lease in leases)
+        await self._store.release(leases, wake_at=wake_at)
+        self._write(_line("returned", lease, self._clock.now()) for lease in leases)
+
+    def _write(self, lines: Iterable[Line]) -> None:
+        kept = [line for line in lines if line.id.startswith(_PERMIT)]
+        if kept:
+            os.write(self._log, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+
+
+def _line(
+    what: Literal["granted", "renewed", "returning", "returned"], lease: Lease, at: datetime
+) -> Line:
+    return Line(what, lease.id, lease.epoch, os.getpid(), at, lease.expires_at)
+
+
+class Held(msgspec.Struct):
+    """A lease on a permit: from its grant until it was given up or expired."""
+
+    permit: str
+    epoch: int
+    pid: int
+    begin: datetime
+    expires: datetime
+    given_up: datetime | None = None
+    is_returned: bool = False
+
+    @property
+    def end(self) -> datetime:
+        return self.expires if self.given_up is None else min(self.expires, self.given_up)
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        return self.begin, self.end
+
+
+def read_leases(log: Path) -> list[Held]:
+    """Return the leases of a log, in the order of their grants."""
+    held: dict[tuple[str, int], Held] = {}
+    for text in log.read_bytes().splitlines():
+        line = msgspec.json.decode(text, type=Line)
+        key = line.id, line.epoch
+        if line.what == "granted":
+            held[key] = Held(line.id, line.epoch, line.pid, line.at, line.expires)
+        elif key in held:
+            _continue(held[key], line)
+    return sorted(held.values(), key=lambda lease: lease.begin)
+
+
+def _continue(lease: Held, line: Line) -> None:
+    match line.what:
+        case "renewed":
+            lease.expires = max(lease.expires, line.expires)
+        case "returning":
+            lease.given_up = line.at
+        case "returned":
+            lease.is_returned = True
+
+
+def longest_until_back(leases: Sequence[Held], ttl: timedelta, until: datetime) -> timedelta:
+    """Return for how long at most a permit was gone after its holder last renewed it, of those that
+    the holder did not return. One that was not granted again was gone until `until`.
+    """
+    by_permit: defaultdict[str, list[Held]] = defaultdict(list)
+    for lease in leases:
+        if lease.begin < until:
+            by_permit[lease.permit].append(lease)
+    gone = [timedelta(0)]
+    for permits in by_permit.values():
+        begins = [*(lease.begin for lease in permits[1:]), until]
+        pairs = zip(permits, begins, strict=True)
+        gone += [back - (each.expires - ttl) for each, back in pairs if not each.is_returned]
+    return max(gone)
+
+
+def share_held(
+    spans: Iterable[tuple[datetime, datetime]], n: int, window: tuple[datetime, datetime]
+) -> float:
+    """Return the share of `n` slots that was held, on average over the window."""
+    first, last = window
+    times = (min(end, last) - max(begin, first) for begin, end in spans)
+    total = sum((time for time in times if time > timedelta(0)), timedelta(0))
+    return total / (n * (last - first))

@@ -70,7 +70,8 @@ class LeaseLog:
 def _line(
     what: Literal["granted", "renewed", "returning", "returned"], lease: Lease, at: datetime
 ) -> Line:
-    return Line(what, lease.id, lease.epoch, os.getpid(), at, lease.expires_at)
+    # MongoDB's driver returns integers of a class of its own.
+    return Line(what, lease.id, int(lease.epoch), os.getpid(), at, lease.expires_at)
 
 
 class Held(msgspec.Struct):

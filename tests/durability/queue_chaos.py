@@ -27,7 +27,13 @@ from perdure.store import require_queues
 from perdure.stores import open_store
 from tests.durability.forked import forked
 from tests.durability.lease_history import most_at_once, most_within
-from tests.durability.lease_log import Held, longest_until_back, read_leases, share_held
+from tests.durability.lease_log import (
+    Held,
+    longest_until_back,
+    processes_in_a_call,
+    read_leases,
+    share_held,
+)
 from tests.durability.queue_load import LEASE, RATE, SLOTS, Load, paced, slots, work
 from tests.durability.verifier.places import PLACES, Place
 
@@ -132,16 +138,19 @@ async def disturb_rate(workers: Workers, seconds: float) -> None:
     await asyncio.sleep(seconds / 2)
 
 
-def judge_slots(leases: Sequence[Held], window: Window, gone: dict[int, datetime]) -> list[Fact]:
+def judge_slots(log: Path, window: Window, gone: dict[int, datetime]) -> list[Fact]:
     """Return what the leases say about the limit of runs at once."""
+    leases = read_leases(log)
+    unseen = [gone[pid] for pid in processes_in_a_call(log) if pid in gone]
     spans = [lease.span for lease in leases]
     alive = [(each.begin, min(each.end, gone.get(each.pid, each.end))) for each in leases]
-    most, back = most_at_once(spans), longest_until_back(leases, TTL, window[1])
+    most, back = most_at_once(spans), longest_until_back(leases, TTL, window[1], unseen)
     hit = {each.pid for each in leases if each.begin < gone.get(each.pid, each.begin) < each.end}
     held, working = share_held(spans, SLOTS, window), share_held(alive, SLOTS, window)
     return [
         Fact("leases of permits", f"{len(leases):,}"),
         Fact("workers killed, and with permits", f"{len(gone)}, {len(hit)}", bool(hit)),
+        Fact("killed during a call", f"{len(unseen)}"),
         Fact("holders at once at most", f"{most} of {SLOTS}", most == SLOTS),
         Fact("back after the last renewal, at most", f"{_seconds(back)}", back <= TTL + SECOND),
         Fact("held on average", f"{held:.1%}", held >= 0.95),
@@ -209,7 +218,7 @@ async def hold_slots(place: Place, folder: Path, kills: int, pause: float) -> li
     """Kill and stop workers that share slots."""
     load = _load(place, folder / "slots")
     window, gone = await under_load(load, slots, partial(disturb_slots, kills=kills, pause=pause))
-    return judge_slots(read_leases(Path(load.leases)), window, gone)
+    return judge_slots(Path(load.leases), window, gone)
 
 
 async def keep_pace(place: Place, folder: Path, seconds: float) -> list[Fact]:

@@ -162,8 +162,8 @@ def judge_rate(leases: Sequence[Held], window: Window, begun: Sequence[datetime]
     """Return what the leases say about the limit of runs per second."""
     # A permit that was returned was not used for a run.
     granted = [each.begin for each in leases if not each.is_returned]
-    most, seconds = most_within(granted, SECOND), (window[1] - window[0]).total_seconds()
-    mean = sum(window[0] <= time < window[1] for time in begun) / seconds
+    most = most_within(granted, SECOND)
+    mean = mean_rate([time for time in begun if window[0] <= time < window[1]])
     return [
         Fact("runs begun", f"{len(begun):,}"),
         Fact("permits used in one second at most", f"{most}", most <= RATE),
@@ -180,6 +180,17 @@ def shortest(times: Sequence[datetime], count: int) -> timedelta:
     ordered = sorted(times)
     pairs = zip(ordered, ordered[count - 1 :], strict=False)
     return min((last - first for first, last in pairs), default=timedelta.max)
+
+
+def mean_rate(times: Sequence[datetime]) -> float:
+    """Return the runs per second, from the time in which as many as the rate began.
+
+    Runs begin in bursts, so their number would depend on where the window begins.
+    """
+    ordered = sorted(times)
+    pairs = list(zip(ordered, ordered[RATE:], strict=False))
+    total = sum((last - first for first, last in pairs), timedelta(0))
+    return RATE * len(pairs) / total.total_seconds()
 
 
 def _seconds(time: timedelta) -> str:

@@ -1,7 +1,7 @@
 """A log of the leases on permits that several processes write, and what it says about a limit."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,8 @@ from perdure.store import Grant, Lease, Store, capabilities, require_queues
 
 _PERMIT = "~permit:"
 
+What = Literal["calling", "granted", "renewed", "called", "returning", "returned"]
+
 
 class Line(msgspec.Struct):
     """What happened to a lease, at which time of the store.
@@ -21,7 +23,7 @@ class Line(msgspec.Struct):
     `release` returns no time: its lines have this machine's time before and after the call.
     """
 
-    what: Literal["granted", "renewed", "returning", "returned"]
+    what: What
     id: str
     epoch: int
     pid: int
@@ -33,7 +35,7 @@ class LeaseLog:
     """A store that logs the leases of permits, a line each.
 
     The lines of a call are one atomic append, so processes can share the file. A process that is
-    killed between a call and its line leaves a lease that is missing in the log.
+    killed during a call may have a lease that is not in the log; its last line is "calling".
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -46,13 +48,17 @@ class LeaseLog:
         return getattr(self._store, name)
 
     async def claim(self, *arguments: Any, **options: Any) -> Sequence[Grant]:
+        self._write([self._mark("calling")])
         grants = await self._store.claim(*arguments, **options)
-        self._write(_line("granted", grant.lease, grant.now) for grant in grants)
+        lines = [_line("granted", grant.lease, grant.now) for grant in grants]
+        self._write([*lines, self._mark("called")])
         return grants
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
+        self._write([self._mark("calling")])
         renewed = await self._store.renew(leases, ttl)
-        self._write(_line("renewed", each, each.expires_at - ttl) for each in renewed if each)
+        lines = [_line("renewed", each, each.expires_at - ttl) for each in renewed if each]
+        self._write([*lines, self._mark("called")])
         return renewed
 
     async def release(self, leases: Sequence[Lease], /, *, wake_at: datetime | None = None) -> None:
@@ -61,15 +67,17 @@ class LeaseLog:
         await self._store.release(leases, wake_at=wake_at)
         self._write(_line("returned", lease, self._clock.now()) for lease in leases)
 
+    def _mark(self, what: What) -> Line:
+        now = self._clock.now()
+        return Line(what, _PERMIT, 0, os.getpid(), now, now)
+
     def _write(self, lines: Iterable[Line]) -> None:
         kept = [line for line in lines if line.id.startswith(_PERMIT)]
         if kept:
             os.write(self._log, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
 
 
-def _line(
-    what: Literal["granted", "renewed", "returning", "returned"], lease: Lease, at: datetime
-) -> Line:
+def _line(what: What, lease: Lease, at: datetime) -> Line:
     # MongoDB's driver returns integers of a class of its own.
     return Line(what, lease.id, int(lease.epoch), os.getpid(), at, lease.expires_at)
 
@@ -97,14 +105,25 @@ class Held(msgspec.Struct):
 def read_leases(log: Path) -> list[Held]:
     """Return the leases of a log, in the order of their grants."""
     held: dict[tuple[str, int], Held] = {}
-    for text in log.read_bytes().splitlines():
-        line = msgspec.json.decode(text, type=Line)
+    for line in _lines(log):
         key = line.id, line.epoch
         if line.what == "granted":
             held[key] = Held(line.id, line.epoch, line.pid, line.at, line.expires)
         elif key in held:
             _continue(held[key], line)
     return sorted(held.values(), key=lambda lease: lease.begin)
+
+
+def processes_in_a_call(log: Path) -> set[int]:
+    """Return the ids of the processes whose last call has not returned."""
+    calls: Counter[int] = Counter()
+    for line in _lines(log):
+        calls[line.pid] += {"calling": 1, "called": -1}.get(line.what, 0)
+    return {pid for pid, open_calls in calls.items() if open_calls}
+
+
+def _lines(log: Path) -> list[Line]:
+    return [msgspec.json.decode(text, type=Line) for text in log.read_bytes().splitlines()]
 
 
 def _continue(lease: Held, line: Line) -> None:
@@ -117,9 +136,13 @@ def _continue(lease: Held, line: Line) -> None:
             lease.is_returned = True
 
 
-def longest_until_back(leases: Sequence[Held], ttl: timedelta, until: datetime) -> timedelta:
+def longest_until_back(
+    leases: Sequence[Held], ttl: timedelta, until: datetime, unseen: Sequence[datetime] = ()
+) -> timedelta:
     """Return for how long at most a permit was gone after its holder last renewed it, of those that
     the holder did not return. One that was not granted again was gone until `until`.
+
+    At the times `unseen` processes died during a call, which may have granted or renewed it.
     """
     by_permit: defaultdict[str, list[Held]] = defaultdict(list)
     for lease in leases:
@@ -128,8 +151,10 @@ def longest_until_back(leases: Sequence[Held], ttl: timedelta, until: datetime) 
     gone = [timedelta(0)]
     for permits in by_permit.values():
         begins = [*(lease.begin for lease in permits[1:]), until]
-        pairs = zip(permits, begins, strict=True)
-        gone += [back - (each.expires - ttl) for each, back in pairs if not each.is_returned]
+        for each, back in zip(permits, begins, strict=True):
+            if not each.is_returned:
+                deaths = (death for death in unseen if each.begin < death < back)
+                gone.append(back - max([each.expires - ttl, *deaths]))
     return max(gone)
 
 

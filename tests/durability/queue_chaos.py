@@ -27,7 +27,13 @@ from perdure.store import require_queues
 from perdure.stores import open_store
 from tests.durability.forked import forked
 from tests.durability.lease_history import most_at_once, most_within
-from tests.durability.lease_log import Held, longest_until_back, read_leases, share_held
+from tests.durability.lease_log import (
+    Held,
+    longest_until_back,
+    processes_in_a_call,
+    read_leases,
+    share_held,
+)
 from tests.durability.queue_load import LEASE, RATE, SLOTS, Load, paced, slots, work
 from tests.durability.verifier.places import PLACES, Place
 
@@ -132,16 +138,19 @@ async def disturb_rate(workers: Workers, seconds: float) -> None:
     await asyncio.sleep(seconds / 2)
 
 
-def judge_slots(leases: Sequence[Held], window: Window, gone: dict[int, datetime]) -> list[Fact]:
+def judge_slots(log: Path, window: Window, gone: dict[int, datetime]) -> list[Fact]:
     """Return what the leases say about the limit of runs at once."""
+    leases = read_leases(log)
+    unseen = [gone[pid] for pid in processes_in_a_call(log) if pid in gone]
     spans = [lease.span for lease in leases]
     alive = [(each.begin, min(each.end, gone.get(each.pid, each.end))) for each in leases]
-    most, back = most_at_once(spans), longest_until_back(leases, TTL, window[1])
+    most, back = most_at_once(spans), longest_until_back(leases, TTL, window[1], unseen)
     hit = {each.pid for each in leases if each.begin < gone.get(each.pid, each.begin) < each.end}
     held, working = share_held(spans, SLOTS, window), share_held(alive, SLOTS, window)
     return [
         Fact("leases of permits", f"{len(leases):,}"),
         Fact("workers killed, and with permits", f"{len(gone)}, {len(hit)}", bool(hit)),
+        Fact("killed during a call", f"{len(unseen)}"),
         Fact("holders at once at most", f"{most} of {SLOTS}", most == SLOTS),
         Fact("back after the last renewal, at most", f"{_seconds(back)}", back <= TTL + SECOND),
         Fact("held on average", f"{held:.1%}", held >= 0.95),
@@ -153,8 +162,8 @@ def judge_rate(leases: Sequence[Held], window: Window, begun: Sequence[datetime]
     """Return what the leases say about the limit of runs per second."""
     # A permit that was returned was not used for a run.
     granted = [each.begin for each in leases if not each.is_returned]
-    most, seconds = most_within(granted, SECOND), (window[1] - window[0]).total_seconds()
-    mean = sum(window[0] <= time < window[1] for time in begun) / seconds
+    most = most_within(granted, SECOND)
+    mean = mean_rate([time for time in begun if window[0] <= time < window[1]])
     return [
         Fact("runs begun", f"{len(begun):,}"),
         Fact("permits used in one second at most", f"{most}", most <= RATE),
@@ -171,6 +180,17 @@ def shortest(times: Sequence[datetime], count: int) -> timedelta:
     ordered = sorted(times)
     pairs = zip(ordered, ordered[count - 1 :], strict=False)
     return min((last - first for first, last in pairs), default=timedelta.max)
+
+
+def mean_rate(times: Sequence[datetime]) -> float:
+    """Return the runs per second, from the time in which as many as the rate began.
+
+    Runs begin in bursts, so their number would depend on where the window begins.
+    """
+    ordered = sorted(times)
+    pairs = list(zip(ordered, ordered[RATE:], strict=False))
+    total = sum((last - first for first, last in pairs), timedelta(0))
+    return RATE * len(pairs) / total.total_seconds()
 
 
 def _seconds(time: timedelta) -> str:
@@ -209,7 +229,7 @@ async def hold_slots(place: Place, folder: Path, kills: int, pause: float) -> li
     """Kill and stop workers that share slots."""
     load = _load(place, folder / "slots")
     window, gone = await under_load(load, slots, partial(disturb_slots, kills=kills, pause=pause))
-    return judge_slots(read_leases(Path(load.leases)), window, gone)
+    return judge_slots(Path(load.leases), window, gone)
 
 
 async def keep_pace(place: Place, folder: Path, seconds: float) -> list[Fact]:

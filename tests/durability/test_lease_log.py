@@ -8,7 +8,14 @@ import pytest
 from perdure import Queue, Runtime, Step, Worker, workflow
 from perdure.stores.memory import MemoryStore
 from tests.durability.lease_history import most_at_once
-from tests.durability.lease_log import Held, LeaseLog, longest_until_back, read_leases, share_held
+from tests.durability.lease_log import (
+    Held,
+    LeaseLog,
+    longest_until_back,
+    processes_in_a_call,
+    read_leases,
+    share_held,
+)
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TTL = timedelta(seconds=1)
@@ -38,6 +45,7 @@ async def test_the_log_has_the_leases_of_permits_alone(tmp_path: Path) -> None:
     assert {lease.permit for lease in leases} == {f"~permit:queue:logged#1.{n}" for n in range(2)}
     assert most_at_once([lease.span for lease in leases]) == 2
     assert all(lease.is_returned for lease in leases)
+    assert processes_in_a_call(log) == set()
 
 
 def test_a_lease_lasts_until_it_is_given_up_or_expires() -> None:
@@ -53,6 +61,12 @@ def test_a_slot_of_a_dead_worker_is_gone_since_its_last_renewal() -> None:
 
 def test_a_slot_that_never_comes_back_is_gone_until_the_end() -> None:
     assert longest_until_back([held("a", 0, 1)], TTL, at(60)) == timedelta(seconds=60)
+
+
+def test_a_slot_may_have_been_with_a_process_that_died_during_a_call() -> None:
+    leases = [held("a", 0, 1), held("a", 3, 5, returned=5)]
+    assert longest_until_back(leases, TTL, at(5), [at(1.8)]) == timedelta(seconds=1.2)
+    assert longest_until_back(leases, TTL, at(5), [at(4)]) == timedelta(seconds=3)
 
 
 def test_a_slot_that_was_returned_was_not_gone() -> None:

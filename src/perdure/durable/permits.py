@@ -211,6 +211,8 @@ class Pool:
                 self.remove(permit)
         while self._expiries and self._expiries[0] <= now:
             self._expiries.popleft()
+            # The store's period may end a little later: a claim that is too early is repeated soon.
+            self._pause = 0.0
 
     def take_idle(self, kept: Collection[Permit] = ()) -> list[Permit]:
         """Remove and return the permits that are not in use at all, except those in `kept`."""
@@ -289,19 +291,20 @@ class Permits:
     async def _claim(self, ttl: timedelta, missing: Mapping[Pool, int]) -> None:
         asked = {pool.limit.queue: number for pool, number in missing.items()}
         pools = {pool.limit.queue: pool for pool in missing}
+        # The time before the call: the store counts from a later one, and what is used after its
+        # period would be used beside the next grant of the same permit.
+        expiry = self.clock.monotonic() + ttl.total_seconds()
         grants = await self.store.claim(
             self.owner, ttl, sum(asked.values()), drives=_DRIVES, queues=asked
         )
-        # The time after the answer: the store has counted from an earlier one.
-        now = self.clock.monotonic()
         for grant in grants:
             asked[grant.queue] -= 1
             pool = pools[grant.queue]
             is_rate = pool.limit.per is not None
-            expires = now + ttl.total_seconds() if is_rate else float("inf")
-            permit = pool.add(grant.lease, expires)
+            permit = pool.add(grant.lease, expiry if is_rate else float("inf"))
             if not is_rate:
                 self._keeper.keep(permit)
+        now = self.clock.monotonic()
         for name, pool in pools.items():
             pool.answered(asked[name] > 0, now)
 

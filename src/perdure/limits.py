@@ -45,7 +45,7 @@ def _check_rate(rate: object) -> "Rate | None":
 
 @dataclass(frozen=True, slots=True, init=False)
 class Rate:
-    """At most `n` in any period of the length `per`."""
+    """At most `n` are permitted in any period of the length `per`, by the store's clock."""
 
     n: int
     per: timedelta

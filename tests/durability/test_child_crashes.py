@@ -1,6 +1,7 @@
 """Every possible crash of a parent and of its children, before and after every store call."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from perdure import Run, Runtime, Step, Worker, workflow
 from perdure.errors import RunFailed
 from perdure.runtime.definition import Definition
+from perdure.store import Message
 from perdure.stores import sqlite
 from perdure.stores.memory import MemoryStore
 from perdure.testing import explore_crashes
@@ -177,3 +179,28 @@ async def test_a_run_knows_its_parent_and_its_children() -> None:
     assert {step.run for step in mapped.history if step.kind == "start"} == {"m/1/double"}
     found = [run.id for run in await runtime.list_runs(prefix="m/1/double/")]
     assert sorted(found) == ["m/1/double/0", "m/1/double/1"]
+
+
+class TaskStore(MemoryStore):
+    """A store that reads inboxes in tasks of its own, as some drivers do."""
+
+    async def inbox(
+        self, id: str, /, *, after: str | None = None, limit: int | None = None
+    ) -> Sequence[Message]:
+        return await asyncio.create_task(super().inbox(id, after=after, limit=limit))
+
+
+@workflow("maps, then branches")
+async def maps_then_branches(step: Step) -> None:
+    await step.map_runs("double", child, range(2))
+    await asyncio.gather(step("left", double, 1), step("right", double, 2))
+
+
+async def test_reading_the_results_of_a_map_moves_no_branches() -> None:
+    runtime = Runtime(TaskStore(), workflows=[maps_then_branches, child])
+    async with Worker(runtime):
+        await runtime.trigger(maps_then_branches, run_id="p", wait=False)
+        await runtime.result("p", timeout="5s")
+    run = await runtime.get_run("p")
+    assert run is not None
+    assert {step.key: step.branch for step in run.history[-2:]} == {"left": "1", "right": "2"}

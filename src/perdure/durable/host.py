@@ -28,7 +28,7 @@ from perdure.engine.attempts import LONG_DELAY
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord, History
-from perdure.engine.tasks import Interrupted, call_in, detached, finish
+from perdure.engine.tasks import Interrupted, call_in, detached, finish, outside_runs
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost, PermitLost
 from perdure.limits import Cost
@@ -137,7 +137,9 @@ class RunHost(calls.RunHost, ABC):
 
     async def read_log(self, run_id: str) -> list[tuple[str, Any]]:
         """Return the names and payloads of the messages of a log."""
-        messages = await self.session.read_inbox(run_id)
+        # Tasks that the store starts for it are not branches: a replay does not read the log again.
+        with outside_runs():
+            messages = await self.session.read_inbox(run_id)
         return [(message.name, codec.loads(message.payload)) for message in messages]
 
     def give_back(self, key: str) -> None:

@@ -193,7 +193,11 @@ class TaskStore(MemoryStore):
 @workflow("maps, then branches")
 async def maps_then_branches(step: Step) -> None:
     await step.map_runs("double", child, range(2))
-    await asyncio.gather(step("left", double, 1), step("right", double, 2))
+
+    async def branch(id: str) -> None:
+        await step(id, double, 1)
+
+    await asyncio.gather(branch("left"), branch("right"))
 
 
 async def test_reading_the_results_of_a_map_moves_no_branches() -> None:

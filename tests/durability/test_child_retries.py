@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -367,3 +367,30 @@ async def test_an_operator_may_end_the_wait_for_many_children() -> None:
     assert child is not None
     assert isinstance(parent.error, StepTimeout)
     assert child.status == "cancelled"
+
+
+@pytest.mark.parametrize("on_error", ["raise", "collect"])
+async def test_a_failure_of_a_map_that_was_handled_stays_after_a_retry(
+    make_runtime: MakeRuntime,
+    machine: Machine,
+    child: Definition[None, str],
+    on_error: Literal["raise", "collect"],
+) -> None:
+    @workflow("parent")
+    async def parent(step: Step) -> str:
+        try:
+            results: list[Any] = await step.map_runs("c", child, [None], on_error=on_error)
+            handled = results[0].ok
+        except RunFailed:
+            handled = False
+        await step("work", machine.work)
+        return f"handled: {not handled}"
+
+    runtime = make_runtime(parent, child)
+    await runtime.trigger(parent, run_id="p")
+    assert (await settled(runtime, "p")).status == "failed"
+    machine.is_broken = False
+    await runtime.retry("p")
+    assert (await settled(runtime, "p")).output == "handled: True"
+    # The child's step, and that of the parent twice.
+    assert machine.works == 3

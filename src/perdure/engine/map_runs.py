@@ -6,7 +6,7 @@ reads the log, records the results in chunks, and deletes the log.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from perdure import codec
@@ -22,7 +22,7 @@ from perdure.engine.children import (
 )
 from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, Target
-from perdure.errors import DriftError, RunFailed, StepTimeout
+from perdure.errors import DriftError, LeaseLost, RunFailed, StepTimeout
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
 from perdure.snapshot.record import result_of
@@ -62,13 +62,35 @@ class RunMap:
         self._branch: Branch = call.branch.child(call.call)
         self._base = ""
         self._event = ""
+        self._is_seen = False
+        # Children that did not succeed before this time were continued.
+        self._retried_at: str = run.history.metadata.get("retriedAt", "")
+
+    async def conclude(self, failure: RunFailed | None) -> None:
+        """Record that the function sees the results, or the failure, which is then raised.
+
+        A retry drops the failure only if it ended the run: one that the function handled stays.
+        """
+        if self._is_seen or not self._items:
+            return
+        await begin_call(self._run, self._call)
+        try:
+            self._call.consumes = ()
+            if failure is None:
+                await self._run.succeed(self._call, self._retried_at)
+            else:
+                await self._run.fail(self._call, failure)
+        finally:
+            self._run.branches.end(self._call)
 
     async def results(self) -> list[Ok[Any] | Err[Any]]:
         """Start the runs, wait for all of them, and return how each ended, in order."""
         if not self._items:
             return []
         if (found := self._run.recorded(self._call)) is not None:
-            self._run.replay(self._call, *found)
+            # It raises again what it raised; otherwise the function has seen these results.
+            self._retried_at = self._run.replay(self._call, *found)
+            self._is_seen = True
         await self._start_all()
         calls = self._result_calls()
         if self._run.recorded(calls[0]) is None:
@@ -210,10 +232,20 @@ class RunMap:
             if reported is None:
                 reported = await self._reported()
             last = min((number + 1) * CHUNK, len(self._items))
-            chunk = [_outcome(reported[str(index)]) for index in range(number * CHUNK, last)]
+            chunk = [self._outcome(reported, index) for index in range(number * CHUNK, last)]
             call.consumes = self._call.consumes if number == 0 else ()
             outcomes += await self._record(call, chunk, is_last=call is calls[-1])
         return outcomes
+
+    def _outcome(self, reported: Mapping[str, Any], index: int) -> Any:
+        """Return the outcome that a child reported."""
+        payload = reported.get(str(index))
+        if payload is None:
+            # The log was complete, so another owner of this run has recorded and deleted it.
+            raise self._run.break_off(LeaseLost(self._run.run_id))
+        outcome = codec.loads(payload["outcome"].encode())
+        del outcome["workflow"]
+        return outcome
 
     async def _record(self, call: StepCall, chunk: list[Any], *, is_last: bool) -> Any:
         run = self._run
@@ -231,10 +263,9 @@ class RunMap:
 
     async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
         run_id, run = f"{self._base}/{index}", self._run
-        retried_at = run.history.metadata.get("retriedAt", "")
-        if not outcome["ok"] and outcome["at"] <= retried_at:
+        if not outcome["ok"] and outcome["at"] <= self._retried_at:
             # The parent was retried after this child had failed, so the child is continued.
-            call = self._inner(f"again[{index}]")
+            call = self._inner(f"again[{index}]@{self._retried_at}")
             call.kind, call.fn = "result", self._target.fn
             try:
                 ref: RunRef[Any] = RunRef(run_id, self._target.name)
@@ -258,25 +289,31 @@ async def map_runs(
     """Return the outputs, or the results; raise if more runs failed than are tolerated."""
     results = await run_map.results()
     failures = [result.error for result in results if isinstance(result, Err)]
-    if on_error == "raise" and failures:
-        raise failures[0]
-    if tolerate is not None and len(failures) > tolerate:
-        text = (
-            f"{len(failures)} of {len(results)} runs of {call.place()} failed, and {tolerate} are "
-            f"tolerated; the first: {failures[0]}"
-        )
-        raise RunFailed(text, None, failures[0].run_id) from failures[0]
+    await run_map.conclude(_failure(call, len(results), failures, on_error, tolerate))
     if on_error == "collect":
         return results
     return [result.value for result in results if isinstance(result, Ok)]
 
 
+def _failure(
+    call: StepCall,
+    runs: int,
+    failures: Sequence[RunFailed],
+    on_error: OnError,
+    tolerate: int | None,
+) -> RunFailed | None:
+    if on_error == "raise" and failures:
+        return failures[0]
+    if tolerate is None or len(failures) <= tolerate:
+        return None
+    text = (
+        f"{len(failures)} of {runs} runs of {call.place()} failed, and {tolerate} are tolerated; "
+        f"the first: {failures[0]}"
+    )
+    failed = RunFailed(text, None, failures[0].run_id)
+    failed.__cause__ = failures[0]
+    return failed
+
+
 def _chunk() -> Any:
     """Stands for the function of calls whose values are the engine's own."""
-
-
-def _outcome(payload: Any) -> Any:
-    """Return the outcome that a child reported."""
-    outcome = codec.loads(payload["outcome"].encode())
-    del outcome["workflow"]
-    return outcome

@@ -394,3 +394,23 @@ async def test_a_failure_of_a_map_that_was_handled_stays_after_a_retry(
     assert (await settled(runtime, "p")).output == "handled: True"
     # The child's step, and that of the parent twice.
     assert machine.works == 3
+
+
+async def test_a_retry_overtakes_the_request_to_cancel_a_child(
+    make_runtime: MakeRuntime, clock: TestClock, machine: Machine, child: Definition[None, str]
+) -> None:
+    @workflow("parent")
+    async def parent(step: Step) -> list[Any]:
+        return list(await asyncio.gather(step.call("c", child), step.call("n", nap, 7)))
+
+    runtime = make_runtime(parent, child, nap)
+    await runtime.trigger(parent, run_id="p")
+    while (run := await runtime.get_run("p")) is not None and not run.over:
+        await runtime.sweep(limit=1)
+    machine.is_broken = False
+    # The child that sleeps has not read its message yet.
+    await runtime.retry("p")
+    for _ in range(3):
+        await settled(runtime, "p")
+        await clock.advance("1h")
+    assert (await settled(runtime, "p")).output == ["done", 7]

@@ -91,7 +91,7 @@ class Deliveries:
 
     async def _watch(self, run_id: str, event: str, *, is_called: bool = False) -> None:
         """Make sure that this run gets a message when the other one ends, or has ended."""
-        payload = codec.dumps({"run": self._run_id, "event": event})
+        payload = codec.dumps({"run": self._run_id, "event": event, "isCalled": is_called})
         message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
         while True:
             (receipt,) = await send_messages(self._session, [message])

@@ -43,12 +43,12 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.delivery import Deliveries, open_runs
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
-from perdure.runtime.ends import leftovers_in, report_end, watchers_in
+from perdure.runtime.ends import is_called_again, leftovers_in, report_end, watchers_in
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
 from perdure.runtime.schedule_workflow import ScheduleDecision, ScheduleWorkflow
-from perdure.runtime.transitions import lease_request
-from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
+from perdure.runtime.transitions import lease_request, old_requests
+from perdure.runtime.verbs import apply_all, cancel_children, continue_over, refuse_all
 from perdure.snapshot import (
     ExecutionBlock,
     PendingWait,
@@ -179,6 +179,10 @@ class Driver:
         edit, host = leased_edit(session, grant)
         self._open_outbox(host)
         watchers = watchers_in(grant.inbox)
+        if is_called_again(grant.snapshot, watchers):
+            continue_over(edit)
+            data = await settle(host, *edit.rest(host), old_requests(grant))
+            return None if data is None else Rested(data, edit.status)
         try:
             await host.deliver_rest()
             await report_end(session, host.id, grant.snapshot, watchers)

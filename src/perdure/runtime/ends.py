@@ -26,12 +26,26 @@ from perdure.snapshot import (
     workflow_of,
 )
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.tags import PARENT
 from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 
 
 def watchers_in(messages: Iterable[Message]) -> list[Message]:
     """Return the requests to be told of the run's end."""
     return [message for message in messages if message.name == WATCH]
+
+
+def is_called_again(snapshot: Snapshot, watchers: Iterable[Message]) -> bool:
+    """Return whether a run was cancelled by its parent, which has made the call again since.
+
+    The call reached the run before the request to cancel it did: it is to be continued.
+    """
+    metadata = snapshot.get("metadata") or {}
+    if metadata.get("cancelledBy") != PARENT:
+        return False
+    parent = (metadata.get("parent") or {}).get("run")
+    asked = (codec.loads(message.payload) for message in watchers)
+    return any(each.get("isCalled") and each["run"] == parent for each in asked)
 
 
 def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> list[str]:

@@ -79,6 +79,8 @@ class Outside:
             if run.over:
                 if run.status != "failed" or not self._retry():
                     break
+                # An owner that died before it gave up the run keeps it for a while.
+                await clock.sleep(0.5)
             elif clock.monotonic() > quiet:
                 if run.status == "paused":
                     await self._operate("unpause")

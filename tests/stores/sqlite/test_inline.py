@@ -3,6 +3,7 @@ writer thread."""
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import inline as inline_module
 from perdure.stores.sqlite.inline import InlineCommit
+from perdure.stores.sqlite.threads import Checkpoint
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 MINUTE = timedelta(minutes=1)
@@ -124,13 +126,39 @@ async def test_a_write_that_fails_inline_is_repeated_by_the_thread(
     assert list(loaded["steps"]) == ["a"]
 
 
-async def test_the_log_does_not_grow_without_bound(run: Run, tmp_path: Path) -> None:
+async def test_nothing_is_appended_to_the_log_during_a_checkpoint(
+    run: Run, attempts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would not start the log from its beginning; such a write waits for the thread."""
+    begun, may_end = threading.Event(), threading.Event()
+    serve: Callable[..., None] = Checkpoint.serve
+
+    def slow(checkpoint: Checkpoint, connection: sqlite3.Connection) -> None:
+        begun.set()
+        may_end.wait(10)
+        serve(checkpoint, connection)
+
+    monkeypatch.setattr(Checkpoint, "serve", slow)
+    monkeypatch.setattr(inline_module, "_COMMITS_PER_CHECKPOINT", 1)
+    await run.append()
+    assert await asyncio.to_thread(begun.wait, 10)
+    during = asyncio.create_task(run.append())
+    done, _ = await asyncio.wait([during], timeout=0.05)
+    assert not done
+    may_end.set()
+    assert await during is Verdict.ACCEPTED
+    assert attempts == [True, False]
+
+
+async def test_the_log_does_not_grow_without_bound(
+    run: Run, attempts: list[bool], tmp_path: Path
+) -> None:
     """The thread moves it into the file regularly, and SQLite reuses it from the beginning."""
     log = tmp_path / "runs.db-wal"
     for _ in range(600):
         await run.append()
-    await asyncio.sleep(0.1)
     size = log.stat().st_size
     for _ in range(1200):
         await run.append()
     assert log.stat().st_size < 2 * size
+    assert attempts.count(True) > 1700

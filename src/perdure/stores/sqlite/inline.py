@@ -27,7 +27,9 @@ class InlineCommit:
     """A connection for single writes, which never waits for a lock.
 
     `checkpoint` is called when another thread should move the log into the file: that takes too
-    long for the event loop.
+    long for the event loop. Until that thread has called `checkpointed`, nothing is committed here:
+    SQLite starts the log from its beginning only if nothing was appended during the checkpoint, so
+    a commit beside each of them would let it grow without bound.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class InlineCommit:
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
         self._commits = 0
+        self._is_checkpointing = False
         self._average_seconds = 0.0
 
     def record_duration(self, seconds: float) -> None:
@@ -47,7 +50,7 @@ class InlineCommit:
 
     def commit(self, verb: Callable[[], Verb[T]]) -> tuple[T] | None:
         """Commit a verb and return its result; `None` if the writer thread should run it."""
-        if self._average_seconds > _FAST_SECONDS or _is_loop_busy():
+        if self._average_seconds > _FAST_SECONDS or self._is_checkpointing or _is_loop_busy():
             return None
         if not self._lock.acquire(blocking=False):
             return None
@@ -61,8 +64,13 @@ class InlineCommit:
             self._lock.release()
         self._commits += 1
         if self._commits % _COMMITS_PER_CHECKPOINT == 0:
+            self._is_checkpointing = True
             self._checkpoint()
         return (result,)
+
+    def checkpointed(self) -> None:
+        """Allow commits again, after a checkpoint."""
+        self._is_checkpointing = False
 
     def _commit(self, verb: Callable[[], Verb[T]]) -> T:
         if self._connection is None:

@@ -101,12 +101,17 @@ class OpenFile(ExclusiveJob):
 class Checkpoint(ExclusiveJob):
     """Moves the log into the file, for inline commits, which only append to the log."""
 
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+
     def serve(self, connection: sqlite3.Connection) -> None:
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._done()
 
     def refuse(self, error: BaseException) -> None:
-        """Do nothing: the log only stays long."""
+        """Do nothing more: the log only stays long."""
+        self._done()
 
 
 class _Reader:
@@ -239,7 +244,7 @@ class Database:
         self._watch = FileWatch(path)
         self._inline = InlineCommit(
             lambda: open_connection(path, durability, timedelta(0)),
-            lambda: self._writes.put(Checkpoint()),
+            lambda: self._writes.put(Checkpoint(self._inline.checkpointed)),
         )
 
     async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:

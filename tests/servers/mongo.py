@@ -107,7 +107,7 @@ def fresh_database(server: Server) -> Iterator[str]:
             try:
                 if server.ours:
                     eventually(
-                        lambda: _check_no_clients(client), retry_on=(NotReady,), connect_timeout=2
+                        lambda: _check_no_clients(client), retry_on=(NotReady,), connect_timeout=10
                     )
             finally:
                 client.drop_database(name)

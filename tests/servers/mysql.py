@@ -93,7 +93,7 @@ def _await_no_connections(server: Server, database: str) -> None:
         if left := _connections(server, database):
             raise NotReady(f"the test left connections to {database} open: {left}")
 
-    eventually(attempt, retry_on=(NotReady,), connect_timeout=2)
+    eventually(attempt, retry_on=(NotReady,), connect_timeout=10)
 
 
 def connect_arguments(url: str) -> dict[str, Any]:

@@ -125,4 +125,4 @@ def await_no_connections(server: Server, database: str) -> None:
         if left:
             raise NotReady(f"the test left connections to {database} open: {left}")
 
-    eventually(attempt, retry_on=(NotReady,), connect_timeout=2)
+    eventually(attempt, retry_on=(NotReady,), connect_timeout=10)

@@ -177,7 +177,7 @@ def _await_no_clients(server: Server) -> None:
                 raise NotReady(f"the test left connections to {url} open: {left}")
 
     if server.ours:
-        eventually(attempt, retry_on=(NotReady,), connect_timeout=2)
+        eventually(attempt, retry_on=(NotReady,), connect_timeout=10)
 
 
 def _client(url: str) -> redis.Redis:

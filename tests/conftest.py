@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "pytester"]
 
 # No deadline per example: a busy machine is slow, and each test has a time limit anyway.
 settings.register_profile("perdure", deadline=None)

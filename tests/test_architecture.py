@@ -15,11 +15,11 @@ SOURCE = Path(__file__).parents[1] / "src" / "perdure"
 
 # A unit is a module or package of `perdure`. It imports only from rows above its own.
 ROWS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "version"),
     # `engine.tasks` stands apart from its package: it knows asyncio and nothing of perdure, and
     # stores start their tasks with it too.
-    ("validation", "clock", "result", "filenames", "engine.tasks"),
-    ("retry", "codec", "limits", "schedules"),
+    ("validation", "clock", "result", "filenames", "urls", "engine.tasks"),
+    ("retry", "codec", "limits", "retention", "schedules"),
     ("snapshot",),
     ("events", "keyvalue"),
     ("cache", "resume"),
@@ -29,10 +29,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("durable",),
     ("runtime",),
     ("presence",),
-    ("worker", "insights", "sync"),
+    ("worker", "insights", "sync", "callbacks"),
     ("operations",),
     ("stores", "caches"),
-    ("dashboard", "testing"),
+    ("integrations", "dashboard", "testing"),
     ("demo",),
     ("cli",),
     ("__init__", "__main__"),
@@ -43,13 +43,16 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
+        ("ahead",),
         ("history",),
-        ("call",),
+        ("call", "patches"),
+        ("middleware",),
         ("attempts",),
         ("execution",),
+        ("sagas",),
         ("children", "waiting", "joins", "values"),
-        ("map_runs", "parallel", "questions"),
-        ("child_steps",),
+        ("approvals", "map_runs", "parallel", "questions"),
+        ("approval_steps", "child_steps"),
         ("step",),
         ("ambient", "function"),
     ),
@@ -58,24 +61,30 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("step_limits",),
         ("session", "suspension"),
         ("outbox",),
+        ("asks",),
         ("host",),
         ("outcome",),
         ("lifecycle",),
+        ("rollback",),
         ("run",),
         ("idempotency",),
     ),
     "runtime": (
-        ("deadlines", "deps", "priorities", "requests", "rounds"),
-        ("acts", "asking", "definition", "ends", "run", "watching"),
+        ("deadlines", "deps", "priorities", "requests", "rounds", "versions"),
+        ("acts", "answers", "asking", "definition", "ends", "loud", "run", "watching"),
         ("options",),
         ("edits",),
-        ("verbs", "schedule_workflow"),
+        ("rollbacks",),
+        ("verbs", "system_workflow", "pruning"),
+        ("schedule_workflow",),
+        ("maintenance",),
         ("changes", "registry", "schedule_info", "transitions"),
         ("children",),
         ("delivery",),
         ("driver", "reader"),
         ("starter",),
         ("schedules",),
+        ("approvals",),
         ("client",),
         ("runtime",),
     ),
@@ -86,27 +95,41 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("definitions", "switches", "tally"),
         ("heartbeat",),
     ),
-    "sync": (("portal",), ("client",)),
+    "sync": (("approvals", "portal"), ("client",)),
     "cli": (
         ("failures", "formatting", "payloads", "terminal"),
         ("context",),
         ("discovery",),
         ("connections", "output", "serving", "working"),
-        ("runs", "show", "watching", "other", "demo", "dev"),
+        ("description", "runs", "show", "watching", "other", "demo", "dev"),
         ("changes", "dev_child"),
-        ("fleet", "starting", "storage"),
+        ("approvals", "fleet", "starting", "storage"),
         ("schedules",),
         ("app",),
+    ),
+    "integrations": (
+        (
+            "_agent_calls",
+            "_responses",
+            "langgraph",
+            "logging",
+            "mcp",
+            "opentelemetry",
+            "sqlalchemy",
+        ),
+        ("openai_agents", "pydantic_ai", "starlette"),
+        ("fastapi",),
     ),
     "operations": (
         ("outcome",),
         ("bulk", "changes", "forks"),
         ("starts",),
         ("copying", "runs"),
+        ("approvals",),
         ("schedules",),
         ("operations",),
     ),
-    "worker": (("claims", "counters", "pace", "takeover"), ("worker",)),
+    "worker": (("claims", "context", "counters", "pace", "takeover"), ("worker",)),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.
@@ -116,12 +139,12 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 # Stores and caches see these and what is above `engine` in the table, nothing else.
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
-LAZY = {"keyvalue", "stores", "caches", "testing", "dashboard", "cli"}
+LAZY = {"keyvalue", "stores", "caches", "integrations", "testing", "dashboard", "cli"}
 # The two looks upwards: the store that is used when the user names none, and the one that is opened
 # when the user names a URL. Both are made when they are first needed, by the code that owns them.
 DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
-OPTIONAL = {"stores", "caches", "testing", "dashboard", "cli"}
+OPTIONAL = {"stores", "caches", "integrations", "testing", "dashboard", "cli"}
 DEPENDENCIES = {"msgspec", "cronsim"}
 # Known to type checkers without being installed; imported only under `TYPE_CHECKING`.
 FOR_TYPE_CHECKERS = {"typing_extensions"}

@@ -12,16 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure import durable, sync
     from perdure.clock import Clock, Cron, SystemClock
+    from perdure.engine.approvals import Approval, ApprovalRequest, Callback, Gate
     from perdure.engine.children import RunRef
+    from perdure.engine.middleware import Middleware, RunContext, StepContext, WorkerContext
     from perdure.engine.questions import Question
-    from perdure.engine.step import Step
+    from perdure.engine.step import Step, current
     from perdure.errors import (
+        AlreadyAnswered,
+        InvalidToken,
         PerdureError,
+        Rejected,
+        RollbackFailed,
         RunConflict,
         RunFailed,
         StepError,
         StepFailed,
         StepTimeout,
+        TooLate,
     )
     from perdure.limits import Limit, Limits, Queue, Rate
     from perdure.result import Err, Ok, Result
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
         parse_state,
         stringify_state,
     )
+    from perdure.retention import Keep
     from perdure.retry import Retry, Timeout
+    from perdure.runtime.answers import ApprovalPage, OpenApproval
     from perdure.runtime.client import Client, RunHandle, Signal
     from perdure.runtime.definition import workflow
     from perdure.runtime.run import Run
@@ -42,27 +51,41 @@ if TYPE_CHECKING:
     from perdure.runtime.schedules import ScheduleHandle
     from perdure.schedules import Schedule
     from perdure.snapshot import Snapshot, assert_valid_snapshot, merge_snapshots, validate_snapshot
+    from perdure.version import __version__ as __version__
     from perdure.worker import Worker
     from perdure.workflow import Workflow
 
 __all__ = [
+    "AlreadyAnswered",
+    "Approval",
+    "ApprovalPage",
+    "ApprovalRequest",
+    "Callback",
     "Client",
     "Clock",
     "Cron",
     "Err",
+    "Gate",
+    "InvalidToken",
+    "Keep",
     "Limit",
     "Limits",
+    "Middleware",
     "Ok",
+    "OpenApproval",
     "PerdureError",
     "Question",
     "Queue",
     "Rate",
+    "Rejected",
     "Result",
     "ResumeState",
     "ResumeStateCollector",
     "Retry",
+    "RollbackFailed",
     "Run",
     "RunConflict",
+    "RunContext",
     "RunFailed",
     "RunHandle",
     "RunRef",
@@ -74,14 +97,18 @@ __all__ = [
     "Snapshot",
     "StatePersistence",
     "Step",
+    "StepContext",
     "StepError",
     "StepFailed",
     "StepTimeout",
     "SystemClock",
     "Timeout",
+    "TooLate",
     "Worker",
+    "WorkerContext",
     "Workflow",
     "assert_valid_snapshot",
+    "current",
     "durable",
     "is_step_complete",
     "merge_snapshots",
@@ -95,12 +122,14 @@ __all__ = [
 _MODULES = {
     "clock": ("Clock", "Cron", "SystemClock"),
     "durable": ("durable",),
+    "engine.approvals": ("Approval", "ApprovalRequest", "Callback", "Gate"),
     "engine.children": ("RunRef",),
     "engine.questions": ("Question",),
-    "engine.step": ("Step",),
+    "engine.middleware": ("Middleware", "RunContext", "StepContext", "WorkerContext"),
+    "engine.step": ("Step", "current"),
     "errors": (
-        *("PerdureError", "RunConflict", "RunFailed"),
-        *("StepError", "StepFailed", "StepTimeout"),
+        *("AlreadyAnswered", "InvalidToken", "PerdureError", "Rejected", "RollbackFailed"),
+        *("RunConflict", "RunFailed", "StepError", "StepFailed", "StepTimeout", "TooLate"),
     ),
     "limits": ("Limit", "Limits", "Queue", "Rate"),
     "result": ("Err", "Ok", "Result"),
@@ -108,7 +137,9 @@ _MODULES = {
         *("ResumeState", "ResumeStateCollector", "StatePersistence"),
         *("is_step_complete", "parse_state", "stringify_state"),
     ),
+    "retention": ("Keep",),
     "retry": ("Retry", "Timeout"),
+    "runtime.answers": ("ApprovalPage", "OpenApproval"),
     "runtime.client": ("Client", "RunHandle", "Signal"),
     "runtime.definition": ("workflow",),
     "runtime.run": ("Run",),
@@ -118,6 +149,7 @@ _MODULES = {
     "schedules": ("Schedule",),
     "snapshot": ("Snapshot", "assert_valid_snapshot", "merge_snapshots", "validate_snapshot"),
     "sync": ("sync",),
+    "version": ("__version__",),
     "worker": ("Worker",),
     "workflow": ("Workflow",),
 }

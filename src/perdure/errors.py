@@ -5,7 +5,7 @@ attributes. All derive from `PerdureError`, except `Suspended` and `ContinuedAsN
 errors, and handlers of `Exception` do not catch them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -193,6 +193,59 @@ class AppliedBefore(Refused):
         super().__init__(run_id, verb, "this request was applied before")
 
 
+class InvalidToken(InvalidArgument):
+    """A string is not a token of an approval or callback."""
+
+    def __init__(self) -> None:
+        # The token is a secret, even one that was damaged on its way.
+        PerdureError.__init__(
+            self,
+            "token: expected the token of an approval or callback, unchanged, as notify= or start= "
+            "was given it and approvals() returns it",
+        )
+        self.parameter, self.got, self.expected = "token", None, "the token of a wait"
+
+
+class AlreadyAnswered(Refused):
+    """An approval or callback was answered before: `by` whom and when (`at`)."""
+
+    def __init__(self, run_id: str, by: str = "", at: datetime | None = None) -> None:
+        who = f" by {by}" if by else ""
+        when = "" if at is None else f" at {at}"
+        super().__init__(run_id, "answer", f"it was answered{who}{when}; the first answer counts")
+        self.by = by
+        self.at = at
+
+
+class TooLate(Refused):
+    """An approval or callback waits no longer: it has expired, or the run does not need it."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, "answer", reason)
+
+
+class Rejected(PerdureError):
+    """The approval of a gated step was rejected, or has `expired`. The step did not run."""
+
+    def __init__(
+        self,
+        step: str,
+        question: str,
+        by: str = "",
+        note: str = "",
+        at: datetime | None = None,
+        expired: bool = False,
+    ) -> None:
+        why = "was not answered in time" if expired else f"was rejected by {by or 'a program'}"
+        super().__init__(f"step {step!r} {why}: {question}" + (f" ({note})" if note else ""))
+        self.step = step
+        self.question = question
+        self.by = by
+        self.note = note
+        self.at = at
+        self.expired = expired
+
+
 class RunConflict(PerdureError):
     """A run cannot be started: its id belongs to another run. `workflow` is that of the other."""
 
@@ -300,6 +353,23 @@ class Cancelled(PerdureError):
         self.reason = reason
 
 
+class RollbackFailed(PerdureError):
+    """Steps of a run, or of the scope of a saga, could not be undone.
+
+    `failures` says for each of them, by its key, what kept it from being undone. `cause` is why
+    they were to be undone, as text; the exception itself, if there was one, is `__cause__`.
+    """
+
+    def __init__(self, what: str, cause: str, failures: Mapping[str, str]) -> None:
+        listed = "; ".join(f"{key!r} ({reason})" for key, reason in failures.items())
+        super().__init__(
+            f"{what} was rolled back after {cause}, but {len(failures)} of its steps could not be "
+            f"undone: {listed}"
+        )
+        self.cause = cause
+        self.failures = dict(failures)
+
+
 class DeadlinePassed(PerdureError, TimeoutError):
     """A run did not end before its deadline."""
 
@@ -330,8 +400,9 @@ class ScheduleConflict(PerdureError):
         self.name = name
         self.differences = tuple(differences)
         listed = ", ".join(self.differences)
+        verb = "differs" if len(self.differences) == 1 else "differ"
         super().__init__(
-            f"schedule {name!r} exists already, and its {listed} differ from what was asked for; "
+            f"schedule {name!r} exists already, and its {listed} {verb} from what was asked for; "
             "change it with (await client.get_schedule(name)).update(…), or choose another name"
         )
 

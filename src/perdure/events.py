@@ -71,10 +71,16 @@ class WorkflowSuspended(Event, frozen=True, kw_only=True):
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """The base class of step events: `step` is the id in the call, `key` the key of the record."""
+    """The base class of step events: `step` is the id in the call, `key` the key of the record.
+
+    All events of one call have the same `branch` and `call`, which are its identity in the run: the
+    path of the branch that called the step, and the id with the number of the call, or the key.
+    """
 
     step: str
     key: str
+    branch: str = ""
+    call: str = ""
 
 
 class StepStart(StepEvent, frozen=True, kw_only=True):

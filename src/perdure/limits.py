@@ -79,7 +79,8 @@ class Queue:
 
     `concurrency` and `rate` are about all runs of the queue, `per_key` about those of one key. Runs
     of one key start in the order in which they were enqueued. The keys take turns; with
-    `fair=False` the run that was enqueued first starts first, whatever its key.
+    `fair=False` the run that was enqueued first starts first, whatever its key, unless the limits
+    of its key keep it waiting.
     """
 
     name: str
@@ -105,6 +106,14 @@ class Queue:
         set_field(self, "rate", _check_rate(rate))
         set_field(self, "per_key", per_key)
         set_field(self, "fair", check_flag(fair, "fair"))
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the runs of each key are in a queue of their own.
+
+        A worker looks at a limited number of keys: it could not find the earliest run of them all.
+        """
+        return self.fair or bool(self.per_key)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -289,6 +298,9 @@ def check_queue_names(names: object) -> tuple[str, ...]:
     """Check the names of queues that a worker is to serve; "" stands for runs in no queue."""
     if isinstance(names, str) or not isinstance(names, (list, tuple, set, frozenset)):
         raise InvalidArgument("queues", names, 'a list of names of queues, such as ["emails"]')
+    if not names:
+        hint = "A worker without queues would do nothing; leave it out to serve all"
+        raise InvalidArgument("queues", names, 'names of queues, or "" for runs in none', hint)
     for name in names:
         if name != "":
             check_name(check_text(name, "queues", "names of queues"), "queues")

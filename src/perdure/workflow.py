@@ -37,6 +37,7 @@ from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, c
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
 from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
+from perdure.snapshot.patches import is_patch
 from perdure.validation import (
     Reaction,
     check_errors,
@@ -294,7 +295,8 @@ class LocalRun:
         """Return the run's state as new plain JSON."""
         if metadata is not None:
             own = self._history.metadata
-            metadata = {name: own[name] for name in _OWN_METADATA if name in own} | {**metadata}
+            own = {name: own[name] for name in own if name in _OWN_METADATA or is_patch(name)}
+            metadata = {**own, **metadata}
         block = self._current_block()
         return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))
 
@@ -339,8 +341,8 @@ def encode_metadata(metadata: object) -> dict[str, Any]:
     expected = "a mapping of strings to JSON values"
     if not isinstance(metadata, Mapping) or not all(isinstance(name, str) for name in metadata):
         raise InvalidArgument("metadata", metadata, expected)
-    for name in _ENGINE_METADATA:
-        if name in metadata:
+    for name in metadata:
+        if name in _ENGINE_METADATA or is_patch(name):
             hint = "Only the engine sets this name: choose another one"
             raise InvalidArgument("metadata", metadata, f"{expected}, without {name!r}", hint)
     try:

@@ -92,14 +92,12 @@ def shop(seeded_file: Path, tmp_path: Path, serve: Serve) -> ServedDashboard:
     return serve(f"sqlite:///{tmp_path}/shop.db")
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def postgres_shop(
-    debian_postgres_server: Server, serve: Serve
-) -> AsyncGenerator[ServedDashboard]:
-    """A dashboard on a seeded PostgreSQL database."""
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def postgres_seeded(debian_postgres_server: Server) -> AsyncGenerator[ServedDashboard]:
+    """A dashboard on a seeded PostgreSQL database, for tests that only look."""
     with fresh_database(debian_postgres_server) as url:
         await fill(url)
-        served = serve(url)
+        served = ServedDashboard(url).start()
         yield served
         served.close()
 

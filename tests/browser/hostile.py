@@ -41,6 +41,10 @@ def definition(text: str) -> Definition[Any, Any]:
             await step.call(f"call {text}"[:200], text, {"waits": text})
         if "fails" in payload:
             await step("fail", fail, text)
+        if "asks" in payload:
+            options, data = (text[:100], f"not {text[:100]}"), {text: text}
+            ask = f"ask {text}"[:200]
+            await step.approval(ask, text, to=text[:200], options=options, data=data)
         await step.wait_for_event(f"wait {text}", text, timeout="1d")
         return text
 
@@ -60,6 +64,7 @@ async def fill(store: Store) -> None:
         await operations.pause(f"p {short}", by=short[:100], why=text)
     for text in ATTACKS:
         await runtime.trigger(text, {"calls": text}, run_id=f"c {text}")
+        await runtime.trigger(text, {"asks": text}, run_id=f"a {text}")
         await runtime.schedule(text, text, {text: text}, every="1d", tags={"text": text})
         await operations.pause_schedule(text, by=text, why=text)
         await operations.pause_queue(queue_name(text), by=text, why=text)

@@ -2,7 +2,7 @@
 
 from urllib.parse import quote
 
-from perdure.dashboard.ids import encode_id
+from perdure.urls import encode_id
 
 PAGES = {
     "overview": "/",
@@ -28,6 +28,8 @@ PAGES = {
     "do-edit-payload": "/runs/order-1121/do/edit_payload",
     "errors": "/errors",
     "agenda": "/agenda",
+    "approvals": "/approvals",
+    "do-approve": "/runs/order-1180/do/approve?wait=approval",
     "workflows": "/workflows",
     "workflow": "/workflows/order",
     "start": "/workflows/order/start",
@@ -50,7 +52,17 @@ PAGES = {
 }
 MISSING = {"run-unknown": "/runs/order-99", "page-unknown": "/nothing"}
 EMPTY = (
-    *("overview", "runs", "errors", "agenda", "workflows", "queues", "schedules", "workers"),
+    *(
+        "overview",
+        "runs",
+        "errors",
+        "agenda",
+        "approvals",
+        "workflows",
+        "queues",
+        "schedules",
+        "workers",
+    ),
     *("acts", "store"),
 )
 """Pages that say what would be there when the store is empty."""

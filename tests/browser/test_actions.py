@@ -37,6 +37,9 @@ CASES = {
     "retry": Case("failed"),
     "unpause": Case("paused"),
     "signal": Case("waiting", fields={"Event": "approved", "Payload": '{"by": "eva"}'}),
+    "approve": Case("asking", fields={"Value": '{"berth": 7}'}),
+    "reject": Case("asking"),
+    "answer": Case("calling", fields={"Answer": '{"signed": true}'}),
     "wake": Case("waiting"),
     "pause": Case("waiting"),
     "cancel": Case("waiting"),
@@ -64,6 +67,10 @@ async def delivery(step: Step, payload: dict[str, str]) -> None:
     await step("charge", charge)
     if payload["ends"] == "failed":
         await step("ship", ship)
+    if payload["ends"] == "asking":
+        await step.approval("berth", "Which berth?", to="ops", options=("north", "south"))
+    if payload["ends"] == "calling":
+        await step.callback("signed", timeout="1d")
     await step.wait_for_event("approval", "approved", timeout="2d")
 
 

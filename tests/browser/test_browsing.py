@@ -43,12 +43,6 @@ async def test_every_page_is_readable_without_scripts(
     await visit_all(await open_page(seeded.url, javascript=False), seeded)
 
 
-async def test_every_page_is_shown_from_postgresql(
-    postgres_shop: ServedDashboard, open_page: OpenPage
-) -> None:
-    await visit_all(await open_page(postgres_shop.url), postgres_shop)
-
-
 async def test_no_link_is_dead(seeded_file: Path, serve: Serve) -> None:
     people = count()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from perdure.dashboard.ids import encode_id
+from perdure.urls import encode_id
 from tests.browser import hostile
 from tests.browser.conftest import OpenPage, Serve
 from tests.browser.quiet import no_logs
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 def paths() -> Iterator[str]:
     """Yield the pages that show the hostile texts."""
     yield from ("/", "/runs", "/errors", "/agenda", "/workflows", "/acts", "/workers", "/store")
-    yield from ("/queues", "/schedules")
+    yield from ("/queues", "/schedules", "/approvals")
     for text in hostile.TEXTS:
         yield f"/runs/{encode_id(text)}"
         yield f"/runs/{encode_id('p ' + text[:500])}"
@@ -29,6 +29,8 @@ def paths() -> Iterator[str]:
         yield f"/runs/{encode_id(text)}/do/retry"
         yield f"/workflows/{encode_id(text)}"
         yield f"/runs/{encode_id('c ' + text)}"
+        yield f"/runs/{encode_id('a ' + text)}"
+        yield f"/runs/{encode_id('a ' + text)}/do/approve"
         yield f"/schedules/{encode_id(text)}"
         yield f"/schedules/{encode_id(text)}/do/backfill_schedule"
         yield f"/queues/{encode_id(hostile.queue_name(text))}"

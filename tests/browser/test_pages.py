@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Generator, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -61,16 +62,23 @@ async def test_page(
     await check(page, name, gallery)
 
 
+LOOKS = tuple(product(THEMES, CHECKED_WIDTHS))
+
+
+# The first of them waits until the database is filled.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("look", LOOKS, ids=str)
 async def test_pages_on_postgresql(
-    postgres_shop: ServedDashboard, open_page: OpenPage, gallery: Gallery
+    look: tuple[Theme, int], postgres_seeded: ServedDashboard, open_page: OpenPage, gallery: Gallery
 ) -> None:
-    """What a page shows depends on the store; how it looks in another theme does not."""
-    page = await open_page(postgres_shop.url, width=320, theme="dark")
-    for name, path in PAGES.items():
-        response = await page.goto(postgres_shop.url + path)
+    """What a page shows depends on the store; how it looks does not, so the looks take turns."""
+    page, first = await open_page(postgres_seeded.url), LOOKS.index(look)
+    for name in [*PAGES][first :: len(LOOKS)]:
+        response = await page.goto(postgres_seeded.url + PAGES[name])
         assert response is not None
-        assert response.status == 200, path
-        await check_one(page, f"postgres-{name}", gallery, "dark", 320)
+        assert response.status == 200, name
+        assert await page.get_by_role("heading", level=1).is_visible(), name
+        await check_one(page, f"postgres-{name}", gallery, *look)
 
 
 async def test_page_of_a_store_that_cannot_be_reached(

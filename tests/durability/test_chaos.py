@@ -17,8 +17,9 @@ from perdure.stores import open_store
 from tests.durability.chaos import LEASE, chaos, expected, work
 from tests.durability.forked import forked
 from tests.durability.places import Place, place_of
+from tests.lengths import LONG
 
-RUNS = 300
+RUNS = 300 if LONG else 150
 MORE_RUNS = 50
 # Enough for two pauses, one of which begins and ends while there is work.
 MIN_KILLS = 8
@@ -145,6 +146,7 @@ async def all_completed(store: Store, count: int) -> None:
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_runs_survive_killed_and_paused_workers(
     store: Store, place: Place, tmp_path: Path

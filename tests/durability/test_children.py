@@ -465,9 +465,16 @@ BAD: list[tuple[Callable[[Step], Any], type[Exception], str]] = [
     (lambda step: step.call("c", double, 1, inherit=3), InvalidArgument, "inherit"),  # type: ignore[call-overload]  # on purpose
     (lambda step: step.call("c", double, 1, on_parent_end="x"), InvalidArgument, "abandon"),  # type: ignore[call-overload]  # on purpose
     (lambda step: step.call("", double, 1), InvalidArgument, "id"),
+    (lambda step: step.call("c", double, 1, run_id="p"), InvalidArgument, "its own end"),
+    (lambda step: step.call("c", double, 1, delay="1h"), InvalidArgument, "delay: expected one of"),  # type: ignore[call-overload]  # on purpose
+    (lambda step: step.call("c", double, 1, inherit=["~x"]), InvalidArgument, "reserved"),
+    (lambda step: step.map_runs("c", double, [1], run_id="x"), InvalidArgument, "run_id: expected"),  # type: ignore[call-overload]  # on purpose
+    (lambda step: step.map_runs("c", double, "12"), InvalidArgument, "items"),  # type: ignore[misc]  # on purpose
+    (lambda step: step.map_runs("c", double, [1, "x"]), InvalidPayload, "double"),  # type: ignore[misc]  # on purpose
     (lambda step: step.start("c", double, 1, delay=1, at=1), InvalidArgument, "at"),  # type: ignore[call-overload]  # on purpose
     (lambda step: step.start("c", double, 1, delay=-1), InvalidArgument, "delay"),
     (lambda step: step.result("c", "p"), InvalidArgument, "its own end"),
+    (lambda step: step.result("c", "~schedule:x"), InvalidArgument, "reserved"),
     (lambda step: step.result("c", 7), InvalidArgument, "run"),  # type: ignore[call-overload]  # on purpose
     (lambda step: step.result("c", RunRef("")), InvalidArgument, "run"),
     (lambda step: step.result("c", "x", timeout=-1), InvalidArgument, "timeout"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Runtime, Step, Worker, Workflow, workflow
+from perdure import Runtime, Step, Worker, Workflow, codec, workflow
 from perdure.errors import InvalidPayload, PerdureError, RunConflict
 from perdure.stores import sqlite
 from perdure.stores.memory import MemoryStore
@@ -244,3 +244,5 @@ async def test_each_generation_costs_the_same(store: MemoryStore, clock: TestClo
     few = len(counted.calls)
     await runtime.trigger(countdown, 99, run_id="many")
     assert len(counted.calls) - few == 11 * few
+    sizes = [len(codec.dumps(await store.load(run_id))) for run_id in ("few", "many")]
+    assert sizes[1] - sizes[0] < 10, "only the numbers have more digits"

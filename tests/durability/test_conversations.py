@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, Question, RunConflict, Runtime, Step, Worker, workflow
-from perdure.errors import RunNotFound, RunOver
+from perdure.errors import InvalidArgument, RunNotFound, RunOver
 from perdure.store import Store
 from perdure.stores.memory import MemoryStore
 from perdure.testing import explore_crashes
@@ -42,6 +42,11 @@ async def shop(step: Step) -> int:
 @workflow("other")
 async def other(step: Step) -> None:
     await step.wait_for_event("never", "never")
+
+
+@workflow("waits")
+async def waits(step: Step) -> None:
+    await step.wait_for_event("go", "go")
 
 
 async def test_an_event_starts_the_run_that_it_is_for() -> None:
@@ -85,6 +90,43 @@ async def test_an_event_for_a_run_of_another_workflow_is_a_conflict() -> None:
     with pytest.raises(RunConflict, match="belongs to workflow 'other'"):
         await runtime.signal_or_start(cart, "cart-7", "add", "tea", start="ana")
     assert await runtime.store.inbox("cart-7") == []  # type: ignore[attr-defined]
+
+
+async def test_an_event_that_cannot_be_sent_starts_nothing() -> None:
+    runtime = Runtime(MemoryStore(), workflows=[cart])
+    with pytest.raises(InvalidArgument, match="payload"):
+        await runtime.signal_or_start(cart, "cart-7", "add", object(), start="ana")
+    assert await runtime.get_run("cart-7") is None
+
+
+async def test_a_broadcast_reaches_every_open_run_once(every_store: Store) -> None:
+    client = Client(every_store)
+    for n in range(30):
+        tags = {"sku": "7" if n % 3 else "8"}
+        await client.trigger("price" if n < 20 else "stock", run_id=f"r{n}", tags=tags)
+    await client.cancel("r1")
+    assert await client.broadcast("changed", 9, tags={"sku": "7"}, workflow="price") == 12
+    assert await client.broadcast("changed", 9, workflow="price", dedup_id="a") == 19
+    assert await client.broadcast("changed", 9, workflow="price", dedup_id="a") == 19
+    counts = [len(await every_store.inbox(f"r{n}")) for n in range(30)]  # type: ignore[attr-defined]
+    assert counts == [0 if n == 1 or n >= 20 else 1 + bool(n % 3) for n in range(30)]
+
+
+async def test_a_broadcast_to_nothing_or_to_everything() -> None:
+    client = Client(MemoryStore())
+    assert await client.broadcast("changed", tags={"sku": "7"}) == 0
+    with pytest.raises(InvalidArgument, match="It would reach every run"):
+        await client.broadcast("changed")
+
+
+async def test_a_broadcast_finds_all_of_many_runs_while_they_change() -> None:
+    runtime = Runtime(MemoryStore(), workflows=[waits])
+    await runtime.trigger_many(waits, [None] * 2500)
+    async with Worker(runtime):
+        assert await runtime.broadcast("go", workflow="waits") == 2500
+        while await runtime.list_runs(status="queued") or await runtime.list_runs(status="waiting"):
+            await asyncio.sleep(0.01)
+    assert len(await runtime.list_runs(status="completed", limit=3000)) == 2500
 
 
 async def test_a_run_answers_questions() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from datetime import timedelta
-from itertools import count
+from itertools import count, cycle
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -194,6 +194,22 @@ async def test_a_crash_at_any_store_call_changes_nothing(
         shape, payload, events={"go": {"by": "ana"}}, always_replay=always_replay
     )
     assert report.crashes > 4
+
+
+async def test_items_of_a_map_may_end_in_any_order() -> None:
+    """Those with keys of their own are recorded in one branch."""
+    turn = cycle([1, 0, 0, 1])
+
+    async def wait_in_turn(item: str) -> str:
+        for _ in range(next(turn)):
+            await asyncio.sleep(0)
+        return item
+
+    @workflow("map")
+    async def mapped(step: Step) -> list[str]:
+        return await step.map("m", "ab", wait_in_turn, key=str)
+
+    assert (await explore_crashes(mapped)).crashes > 4
 
 
 @workflow("transactional")

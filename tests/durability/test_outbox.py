@@ -1,11 +1,14 @@
 """What a run does to other runs: only its owner does it, and it has its effect once."""
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
-from perdure import Runtime, Step, workflow
+from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import StoreError
 from perdure.store import RunSummary
-from perdure.stores import MemoryStore
+from perdure.stores import MemoryStore, sqlite
 from perdure.testing import FaultyStore, TestClock
 
 
@@ -53,6 +56,25 @@ async def test_a_start_costs_one_write_of_the_parent(clock: TestClock) -> None:
     verbs = [call.verb for call in store.calls]
     assert verbs.count("enqueue") == 3
     assert verbs.count("append") == 3 + 1
+
+
+async def test_deliveries_of_many_runs_share_store_calls(tmp_path: Path) -> None:
+    """Starts, and the messages that report the ends."""
+    store = FaultyStore(sqlite(tmp_path / "runs.db"))
+
+    @workflow("parent")
+    async def parent(step: Step, number: int) -> None:
+        await step.call("child", child)
+
+    runtime = Runtime(store, workflows=[parent, child])
+    await runtime.trigger_many(parent, range(100))
+    store.calls.clear()
+    await Worker(runtime).run_until_idle()
+    verbs = Counter(call.verb for call in store.calls)
+    assert {run.status for run in await runtime.list_runs(limit=200)} == {"completed"}
+    assert verbs["enqueue"] <= 30
+    assert verbs["send"] <= 30
+    await store.close()
 
 
 async def test_a_run_at_rest_has_delivered_everything(clock: TestClock) -> None:

@@ -4,7 +4,10 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from perdure import Runtime, Step, Worker, workflow
+from perdure.operations import Operations
 from perdure.stores import sqlite
 from tests.durability.forked import forked
 
@@ -15,12 +18,15 @@ _processes = forked()
 
 
 @workflow("poison")
-async def poison(step: Step) -> None:
-    async def kill() -> None:
-        await asyncio.sleep(0.2)
-        os._exit(1)
+async def poison(step: Step, cure: str) -> str:
+    """Kill the process in its second step, unless the file `cure` exists."""
 
-    await step("kill", kill)
+    async def kill() -> str:
+        await asyncio.sleep(0.2)
+        return "cured" if Path(cure).exists() else os._exit(1)
+
+    await step("before", asyncio.sleep, 0)
+    return await step("kill", kill)
 
 
 @workflow("healthy")
@@ -42,21 +48,39 @@ def work(path: Path) -> None:
     asyncio.run(serve(path))
 
 
-async def test_a_poison_run_is_paused_and_its_neighbours_complete(tmp_path: Path) -> None:
-    """Workers are restarted when they die. The cause is found, and no other run is suspected."""
+@pytest.mark.parametrize("how", ["resume", "unpause"])
+async def test_a_poison_run_is_paused_and_its_neighbours_complete(tmp_path: Path, how: str) -> None:
+    """Workers are restarted when they die. The cause is found, and no other run is suspected; when
+    it is cured, it continues where it was.
+    """
     path = tmp_path / "runs.db"
     async with sqlite(path) as store:
         runtime = Runtime(store, workflows=[poison, healthy], lease_ttl=LEASE)
-        await runtime.trigger(poison, run_id="poison", wait=False)
+        await runtime.trigger(poison, str(tmp_path / "cure"), run_id="poison", wait=False)
         for n in range(NEIGHBOURS):
             await runtime.trigger(healthy, run_id=f"healthy-{n}", wait=False)
         deaths = await work_until_calm(runtime, path)
         runs = await runtime.list_runs(limit=100)
         paused = await runtime.get_run("poison")
+        (tmp_path / "cure").touch()
+        await continue_by(how, runtime)
+        more_deaths = await work_until_calm(runtime, path)
+        cured = await runtime.get_run("poison")
     assert {run.status for run in runs if run.id != "poison"} == {"completed"}
     assert paused is not None
-    assert (paused.status, deaths) == ("paused", 5)
+    # The first owner wrote an entry, so that its death does not count.
+    assert (paused.status, deaths) == ("paused", 6)
     assert "5 crashes without progress" in paused.reason
+    assert cured is not None
+    assert (cured.status, cured.output, more_deaths) == ("completed", "cured", 0)
+    assert [step.key for step in cured.history] == ["before", "kill"]
+
+
+async def continue_by(how: str, runtime: Runtime) -> None:
+    if how == "resume":
+        await runtime.resume("poison", wait=False)
+    else:
+        await Operations(runtime.store).unpause("poison", by="ana", why="cured")
 
 
 async def is_busy(runtime: Runtime) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -159,6 +159,31 @@ async def test_keys_are_served_fairly_and_in_order(clock: TestClock) -> None:
         assert [number for name, number in order if name == key] == list(range(size))
 
 
+@pytest.mark.parametrize("concurrency", [20, None])
+async def test_more_keys_than_a_round_looks_at_have_equal_shares(
+    clock: TestClock, concurrency: int | None
+) -> None:
+    """Although some runs take long."""
+    keys, each = 130, 8
+    order: list[int] = []
+    random = Random(3)
+
+    async def send(key: int) -> None:
+        order.append(key)
+        await clock.sleep(random.choice([0.01, 0.05]))
+
+    @workflow("send", queue=Queue("emails", concurrency=concurrency), key=lambda key: f"{key:03}")
+    async def sending(step: Step, key: int) -> None:
+        await step("send", send, key)
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[sending], clock=clock)
+    await runtime.trigger_many(sending, [key for _ in range(each) for key in range(keys)])
+    await clock.run(Worker(runtime).run_until_idle(), limit=120)
+    half = Counter(order[: len(order) // 2])
+    assert len(order) == keys * each
+    assert jain({str(key): half[key] for key in range(keys)}) >= 0.97
+
+
 async def test_no_period_has_more_starts_than_the_rate(clock: TestClock) -> None:
     store = LeaseHistory(MemoryStore(clock=clock), clock)
     starts = []
@@ -176,6 +201,36 @@ async def test_no_period_has_more_starts_than_the_rate(clock: TestClock) -> None
     assert most_at_once(store.spans("~permit:rate:emails")) == 20
     # The first twenty start at once.
     assert 380 / (clock.now() - began).total_seconds() >= 20 * 0.98
+
+
+@pytest.mark.parametrize("per", [None, "1s"])
+async def test_a_limit_of_steps_holds_over_all_workers(clock: TestClock, per: str | None) -> None:
+    inner = MemoryStore(clock=clock)
+    # Runtimes that share a store object share permits, as those of one process do.
+    stores = [LeaseHistory(inner, clock) for _ in range(3)]
+    work, begun = Work(clock), list[datetime]()
+    api = Limit("api", 4, per=per)
+
+    @workflow("ask")
+    async def ask(step: Step, number: int) -> None:
+        await step("ask", work.do, "a", limit=api)
+
+    @workflow("tell")
+    async def tell(step: Step, number: int) -> None:
+        await step("tell", lambda: begun.append(clock.now()), limit=api.cost(2))
+
+    asking = ask if per is None else tell
+    runtimes = [Runtime(store, workflows=[asking], clock=clock) for store in stores]
+    await runtimes[0].trigger_many(asking, range(40))
+    workers = [Worker(each, concurrency=10) for each in runtimes]
+    await clock.run(asyncio.gather(*(worker.run_until_idle() for worker in workers)))
+    spans = [store.spans("~permit:limit:api") for store in stores]
+    assert all(spans)
+    assert most_at_once([span for each in spans for span in each]) == 4
+    if per is None:
+        assert (len(work.begun), work.most["a"]) == (40, 4)
+    else:
+        assert (len(begun), most_within(begun, timedelta(seconds=1))) == (40, 2)
 
 
 async def test_a_lost_permit_stops_the_run_that_uses_it(clock: TestClock) -> None:
@@ -341,5 +396,7 @@ async def test_a_worker_without_queues_asks_for_no_permits(clock: TestClock) -> 
     runtime = Runtime(store, workflows=[plain], clock=clock)
     await runtime.trigger(plain, wait=False)
     await clock.run(Worker(runtime).run_until_idle())
-    assert {call.verb for call in store.calls} == {"enqueue", "list", "claim", "append"}
+    # When it starts, it looks at what is to be pruned.
+    verbs = {call.verb for call in store.calls if call.ids != ("~maintenance",)}
+    assert verbs == {"enqueue", "list", "claim", "append"}
     assert not any(id.startswith("~permit") for call in store.calls for id in call.ids)

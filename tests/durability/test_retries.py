@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Err, Ok, Retry, Runtime, Step, Worker, Workflow, durable, workflow
+from perdure.durable.host import RunHost
 from perdure.engine.execution import Execution
+from perdure.engine.history import History
 from perdure.events import Event, StepRetry
 from perdure.stores import sqlite
 from perdure.stores.memory import MemoryStore
@@ -131,6 +133,9 @@ async def test_a_wait_for_an_attempt_ends_with_its_branch(
 
 async def test_a_thousand_waiting_runs_hold_nothing(store: MemoryStore, clock: TestClock) -> None:
     """The worker has all its slots for other runs, and nothing of the waiting ones in memory."""
+    kinds = (Execution, History, RunHost)
+    # What earlier tests have left stays where it is as long as it is referred to here.
+    before = [item for item in gc.get_objects() if type(item) in kinds]
     flaky = Flaky(1000)
     runtime = Runtime(store, workflows=[flaky.workflow()], clock=clock)
     async with Worker(runtime, concurrency=20) as worker:
@@ -140,8 +145,8 @@ async def test_a_thousand_waiting_runs_hold_nothing(store: MemoryStore, clock: T
             await clock.advance(1)
         assert (await store.stats()).by_status == {"suspended": 1000}
         gc.collect()
-        left = [item.run_id for item in gc.get_objects() if type(item) is Execution]
-        assert (worker.running, [id for id in left if id.startswith("run-")]) == (0, [])
+        kept = [item for item in gc.get_objects() if type(item) in kinds]
+        assert (worker.running, len(kept)) == (0, len(before))
 
 
 async def test_every_crash_leaves_the_same_outcome() -> None:

@@ -5,13 +5,15 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from perdure import Runtime, ScheduleInfo
+from perdure.clock import parse_iso
 from perdure.stores import open_store
 from tests.durability.forked import forked
 from tests.durability.scheduled import beat, work
@@ -85,6 +87,11 @@ async def ids_of(runtime: Runtime, name: str) -> list[str]:
     return sorted(run.id for run in runs if run.status == "completed")
 
 
+def times_in(ids: list[str]) -> list[datetime]:
+    """Return the nominal times that the ids of runs contain."""
+    return [parse_iso(id.rpartition("@")[2]) for id in ids]
+
+
 async def test_each_second_starts_one_run_although_workers_are_killed(
     runtime: Runtime, workers: Workers, tmp_path: Path
 ) -> None:
@@ -102,8 +109,10 @@ async def test_each_second_starts_one_run_although_workers_are_killed(
         info, ids = await info_of(runtime, name), await ids_of(runtime, name)
         assert info.last_at is not None
         assert (info.missed, info.skipped) == (0, 0)
-        # The ids are different, so each of these times has one run, and none is left out.
+        # The ids are different, so each of these times has one run.
         assert len(ids) == info.started >= 8
+        gaps = {later - time for time, later in pairwise(times_in(ids))}
+        assert gaps == {SECOND}
         log = (tmp_path / name).read_text().splitlines()
         assert {line.split()[0] for line in log} == set(ids)
 

@@ -591,6 +591,22 @@ async def test_no_crash_changes_the_outcome_of_parent_or_child() -> None:
     assert set(report.doubled) == {"charge"}
 
 
+async def test_no_crash_changes_the_outcome_of_many_children_in_a_queue() -> None:
+    """Their permits are store calls too."""
+
+    @workflow("email", queue=Queue("emails", concurrency=1), key=lambda to: to[0])
+    async def email(step: Step, to: str) -> str:
+        return await step("send", lambda: to)
+
+    @workflow("newsletter")
+    async def newsletter(step: Step) -> list[str]:
+        return await step.map_runs("emails", email, ["ana", "bob", "bea"])
+
+    report = await explore_crashes(newsletter, workflows=[email])
+    assert report.crashes > 50
+    assert set(report.doubled) == {"send"}
+
+
 async def test_children_keep_to_the_limits_of_their_queue() -> None:
     """However many are started at once, and by whatever parent."""
     active: list[str] = []

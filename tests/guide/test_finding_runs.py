@@ -64,7 +64,8 @@ async def test_a_summary_tells_what_happened(store: MemoryStore) -> None:
     assert read_summary(waiting.summary).last_step == "render"
     summary = read_summary(failed.summary)
     assert (summary.steps, summary.failed) == (1, 1)
-    assert summary.error == "ZeroDivisionError: integer division or modulo by zero"
+    assert summary.error is not None
+    assert summary.error.startswith("ZeroDivisionError: ")
 
 
 async def test_runs_are_counted_by_workflow_and_status(store: MemoryStore) -> None:

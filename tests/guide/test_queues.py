@@ -4,15 +4,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import pytest
 
 from perdure import Limit, Limits, Queue, Rate, Runtime, Step, Worker, workflow
 from perdure.errors import InvalidArgument
+from perdure.events import StepStart
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
-from perdure.testing import TestClock
+from perdure.testing import TestClock, explore_crashes
 
 
 @dataclass
@@ -80,8 +82,7 @@ async def test_a_rate_limits_how_many_runs_start_in_a_period() -> None:
 
     runtime = Runtime(MemoryStore(clock=clock), workflows=[send], clock=clock)
     await runtime.trigger_many(send, range(12))
-    async with Worker(runtime):
-        await clock.advance("3m")
+    await clock.run(Worker(runtime).run_until_idle())
     assert len(started) == 12
     assert all(later - earlier >= 60 for earlier, later in zip(started, started[5:], strict=False))
 
@@ -217,6 +218,21 @@ async def test_a_worker_may_serve_some_queues_only() -> None:
     assert done == ["send", "plain"]
 
 
+async def test_a_worker_warns_of_a_queue_that_no_workflow_declares(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @workflow("send", queue=Queue("emails"))
+    async def send(step: Step) -> None: ...
+
+    runtime = Runtime(MemoryStore(), workflows=[send])
+    await Worker(runtime, queues=["emails", ""]).run_until_idle()
+    assert caplog.messages == []
+    await Worker(runtime, queues=["emials"]).run_until_idle()
+    assert caplog.messages == [
+        "no workflow here declares the queue 'emials': its runs have no limits"
+    ]
+
+
 async def test_a_priority_puts_a_run_ahead_of_others() -> None:
     order: list[int] = []
 
@@ -231,6 +247,62 @@ async def test_a_priority_puts_a_run_ahead_of_others() -> None:
     assert order == [2, 0, 3, 1]
 
 
+async def test_a_run_that_has_waited_for_longer_overtakes_a_higher_priority() -> None:
+    """A level is a day: nothing waits forever."""
+    clock = TestClock()
+    order: list[str] = []
+
+    @workflow("send", queue=Queue("emails"))
+    async def send(step: Step, name: str) -> None:
+        order.append(name)
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[send], clock=clock)
+    await runtime.trigger(send, "old")
+    await clock.advance("23h")
+    await runtime.trigger(send, "a level higher, after 23 hours", priority=1)
+    await clock.advance("2h")
+    await runtime.trigger(send, "a level higher, after 25 hours", priority=1)
+    await Worker(runtime, concurrency=1).run_until_idle()
+    assert order == ["a level higher, after 23 hours", "old", "a level higher, after 25 hours"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 30])
+async def test_without_fairness_the_run_that_was_created_first_starts_first(
+    concurrency: int,
+) -> None:
+    """However many keys there are."""
+    order: list[int] = []
+
+    @workflow("send", queue=Queue("emails", fair=False), key=lambda number: str(number * 7 % 150))
+    async def send(step: Step, number: int) -> None:
+        order.append(number)
+
+    runtime = Runtime(MemoryStore(), workflows=[send])
+    await runtime.trigger_many(send, range(300))
+    await Worker(runtime, concurrency=concurrency).run_until_idle()
+    assert order == list(range(300))
+
+
+async def test_without_fairness_a_key_at_its_limit_lets_others_pass() -> None:
+    office = Office()
+
+    @workflow(
+        "send",
+        queue=Queue("emails", fair=False, per_key=Limits(concurrency=1)),
+        key=lambda email: email.tenant,
+    )
+    async def send(step: Step, email: Email) -> None:
+        await step("send", office.send, email.tenant, email.number)
+
+    runtime = Runtime(MemoryStore(), workflows=[send])
+    emails = [Email("acme", number) for number in range(5)] + [Email("hooli", 0)]
+    await runtime.trigger_many(send, emails)
+    await Worker(runtime).run_until_idle()
+    assert office.sent[:2] == [("acme", 0), ("hooli", 0)]
+    assert [number for tenant, number in office.sent if tenant == "acme"] == list(range(5))
+    assert office.most["acme"] == 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -241,6 +313,7 @@ async def test_a_priority_puts_a_run_ahead_of_others() -> None:
         (lambda: Rate(-1, per="1m"), "n: expected an int >= 1, got -1"),
         (lambda: Limit("tokens", 10).cost(11), "units: expected at most 10, the limit 'tokens'"),
         (lambda: Worker(Runtime(), queues="emails"), "queues: expected a list of names of queues"),
+        (lambda: Worker(Runtime(), queues=[]), "queues: .* would do nothing"),
         (lambda: workflow("a", key=lambda payload: "b"), "key: expected no key without queue="),
         (lambda: workflow("a", queue="emails"), "queue: expected a Queue, got 'emails'"),  # type: ignore[arg-type]  # the mistake
     ],
@@ -248,6 +321,39 @@ async def test_a_priority_puts_a_run_ahead_of_others() -> None:
 def test_mistakes_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         make()
+
+
+async def test_a_step_starts_when_its_limit_permits_it() -> None:
+    """Its events and its duration do not count the time it waits."""
+    clock = TestClock()
+    starts: list[datetime] = []
+
+    @workflow("ask")
+    async def asking(step: Step, number: int) -> None:
+        await step("ask", lambda: number, limit=Limit("api", 1, per="10s"))
+
+    def listen(event: object) -> None:
+        if isinstance(event, StepStart):
+            starts.append(clock.now())
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[asking], clock=clock, on_event=listen)
+    runs = await runtime.trigger_many(asking, range(2))
+    await clock.run(Worker(runtime).run_until_idle())
+    assert timedelta(seconds=10) <= starts[1] - starts[0] <= timedelta(seconds=11)
+    for run in runs:
+        ended = await runtime.get_run(run.run_id)
+        assert ended is not None
+        assert ended.history[0].duration == timedelta(0)
+
+
+async def test_a_crash_while_a_step_waits_for_its_limit_does_not_repeat_it() -> None:
+    @workflow("ask")
+    async def asking(step: Step) -> int:
+        return await step("ask", lambda: 1, limit=Limit("api", 1))
+
+    report = await explore_crashes(asking)
+    assert report.crashes > 10
+    assert report.doubled == {"ask": 1}
 
 
 async def test_an_operator_changes_the_limit_of_steps() -> None:

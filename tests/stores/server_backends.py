@@ -56,9 +56,6 @@ class Backend:
 
     def retry_for(self, seconds: float) -> dict[str, Any]:
         """Return the options of a store that retries for this time while it cannot connect."""
-        if self.open is mongo:
-            milliseconds = max(50, round(seconds * 1000))
-            return {"client_options": {"serverSelectionTimeoutMS": milliseconds}}
         return {"connect_timeout": seconds}
 
     def trap_for(self, kind: str, name: str) -> bytes:

@@ -63,6 +63,7 @@ async def handles(client: Client) -> None:
 
 async def others(client: Client) -> None:
     assert_type(await client.signal_many([Signal("1", "event")]), list[SignalResult])
+    assert_type(await client.broadcast("event", tags={"a": "b"}), int)
     assert_type(await client.retry("1"), Run[Any])
     async with Client("sqlite:///runs.db") as opened:
         assert_type(opened, Client)

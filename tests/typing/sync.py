@@ -35,6 +35,7 @@ def calls(client: sync.Client) -> None:
     assert_type(client.watch(run), Generator[Run[str], None, None])
     assert_type(client.signal("order-1", "paid", 7, dedup_id="7"), SignalResult)
     assert_type(client.signal_many([Signal("order-1", "paid")]), list[SignalResult])
+    assert_type(client.broadcast("paid", workflow="order"), int)
     assert_type(client.list_runs(status="failed"), Sequence[RunSummary])
     assert_type(client.get_run("order-1"), Run[Any] | None)
     assert_type(client.delete("order-1"), bool)

@@ -20,8 +20,10 @@ import perdure
 from perdure import (
     Client,
     Cron,
+    Keep,
     Limit,
     Limits,
+    Middleware,
     Queue,
     Rate,
     ResumeState,
@@ -154,11 +156,16 @@ DURABLE: dict[str, tuple[Any, ...]] = {
     "clock": NO_CLOCK,
 }
 
+NO_MIDDLEWARE = (5, "x", [5], [Middleware], Middleware())
+
 STORE: dict[str, tuple[Any, ...]] = {
     "prefix": (5, None, "a\0b", "x" * 513),
     "clock": NO_CLOCK,
     "max_value_size": (*NO_COUNT, 0),
 }
+
+OVER = ("completed", "failed", "cancelled")
+NO_KEEP = (5, "all", timedelta(days=7), Keep)
 
 START: dict[str, tuple[Any, ...]] = {
     "at": (5, "now", datetime(2030, 1, 1)),
@@ -167,6 +174,7 @@ START: dict[str, tuple[Any, ...]] = {
     "tags": (5, ["a=b"], {"a": 1}, {1: "a"}, {"": "a"}, {"a=b": "c"}, {"a": "b" * 256},
              {"a": "\0"}, {"a": "\ud800"}, {str(n): "" for n in range(17)}),
     "deadline": (datetime(2030, 1, 1), "soon", 0, -1, []),
+    "metadata": (5, "x", ["a"], {"a": object()}, {1: "a"}, {"": 1}, {"a": "x" * 9000}),
     "if_exists": ("restart", True, 5),
 }  # fmt: skip
 
@@ -344,6 +352,7 @@ CASES: dict[str, Case] = {
             "queue": (5, "emails", Queue),
             "key": (5, "tenant", str),
             "priority": (*NO_COUNT, 1001),
+            "keep": NO_KEEP,
         },
         {"name": "w"},
     ),
@@ -357,6 +366,7 @@ CASES: dict[str, Case] = {
         {
             "store": (*NO_STORE_OR_URL, None),
             "workflows": (5, [5], [body], known),
+            "around": NO_MIDDLEWARE,
             "clock": NO_CLOCK,
             "random": (5, "x", Random),
         },
@@ -368,6 +378,7 @@ CASES: dict[str, Case] = {
             "workflow": (5, None, body, "", *RESERVED),
             "payload": ("x", [], {"a": 1}),
             "run_id": ("", 5, "x" * 513, *RESERVED),
+            "connection": ANYTHING,  # no connection fits a memory store: see tests/stores
             **START,
         },
         {"workflow": known, "payload": 1},
@@ -381,6 +392,15 @@ CASES: dict[str, Case] = {
             **START,
         },
         {"workflow": known, "payloads": [1]},
+    ),
+    "Keep": Case(
+        of(Keep),
+        {
+            **dict.fromkeys(OVER, (*filter(None, NO_DURATION), "1h")),
+            "what": ("steps", None, True),
+            "unknown": ANYTHING,
+        },
+        {"completed": "7d"},
     ),
     "Schedule": Case(of(Schedule), SCHEDULE, {"every": "1h"}),
     "Client.schedule": Case(
@@ -402,6 +422,39 @@ CASES: dict[str, Case] = {
         {"signals": (5, [5], ["run"], [("run", "event")])},
         {"signals": [Signal("run", "event")]},
     ),
+    "Client.broadcast": Case(
+        lambda: client().broadcast,
+        {
+            "event": (*NO_NAME, "\ud800", *RESERVED),
+            "payload": (object(), lambda: 1),
+            "workflow": (5, b"x", ["x"], ""),
+            "tags": (None, {}, *START["tags"]),
+            "dedup_id": ("", 5, "x" * 513, *RESERVED),
+        },
+        {"event": "price", "tags": {"sku": "7"}},
+    ),
+    "Client.signal_or_start": Case(
+        lambda: client().signal_or_start,
+        {
+            "workflow": (5, None, body, "", *RESERVED),
+            "run_id": (*NO_NAME, *RESERVED),
+            "event": (*NO_NAME, "\ud800", *RESERVED),
+            "payload": (object(), lambda: 1),
+            "start": ("x", [], {"a": 1}),
+            "dedup_id": ("", 5, "x" * 513, *RESERVED),
+        },
+        {"workflow": known, "run_id": "r", "event": "add", "start": 1},
+    ),
+    "Client.ask": Case(
+        lambda: client().ask,
+        {
+            "run_id": (*NO_NAME, *RESERVED),
+            "event": (*NO_NAME, "\ud800", *RESERVED),
+            "payload": (object(), lambda: 1),
+            "timeout": ("soon", -1, []),
+        },
+        {"run_id": "r", "event": "quote"},
+    ),
     "Client.result": Case(
         lambda: client().result, {"run": NO_NAME, "timeout": ("soon", -1, [])}, {"run": "r"}
     ),
@@ -413,7 +466,11 @@ CASES: dict[str, Case] = {
     ),
     "sync.Client": Case(
         of(sync.Client),
-        {"store": (*NO_STORE_OR_URL, None), "workflows": (5, [5], [body], known)},
+        {
+            "store": (*NO_STORE_OR_URL, None),
+            "workflows": (5, [5], [body], known),
+            "around": NO_MIDDLEWARE,
+        },
         {"store": MemoryStore()},
     ),
     "Runtime": Case(
@@ -422,11 +479,14 @@ CASES: dict[str, Case] = {
             "deps": (no_context_manager, opens_with, async_generator),
             "store": NO_STORE_OR_URL,
             "workflows": (5, [5], [body], known),
+            "around": NO_MIDDLEWARE,
             "lease_ttl": (*NO_DURATION, 0),
             "suspend_after": NO_DURATION,
             "on_event": NO_LISTENER,
             "on_definition_change": ("raise", None, True),
             "record_arguments": ("all", None, True),
+            "callback_url": (5, None, "x", "ftp://host/"),
+            "keep": NO_KEEP,
             "clock": NO_CLOCK,
             "random": (5, "x", Random),
             "always_replay": NO_FLAG,
@@ -435,6 +495,11 @@ CASES: dict[str, Case] = {
     "Runtime.register": Case(
         lambda: runtime().register, {"definition": (5, None, body)}, {"definition": known}
     ),
+    "Runtime.add_middleware": Case(
+        lambda: runtime().add_middleware,
+        {"middleware": (5, None, Middleware, [Middleware()])},
+        {"middleware": Middleware()},
+    ),
     "Runtime.trigger": Case(
         lambda: runtime().trigger,
         {
@@ -442,6 +507,7 @@ CASES: dict[str, Case] = {
             "payload": ("x", [], {"a": 1}),
             "run_id": ("", 5, "x" * 513, *RESERVED),
             "wait": NO_FLAG,
+            "connection": ANYTHING,  # no connection fits a memory store: see tests/stores
             **START,
         },
         {"workflow": known, "payload": 1},
@@ -477,7 +543,9 @@ CASES: dict[str, Case] = {
         },
     ),
     "Runtime.cancel": Case(
-        lambda: runtime().cancel, {"run_id": NO_NAME, "reason": (5, None)}, {"run_id": "r"}
+        lambda: runtime().cancel,
+        {"run_id": NO_NAME, "reason": (5, None), "undo": NO_FLAG, "wait": NO_FLAG},
+        {"run_id": "r"},
     ),
     "Runtime.retry": Case(
         lambda: runtime().retry, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
@@ -544,6 +612,8 @@ ALSO_CALLED = {
     "payloads": "payload of workflow",
     "run_ids": "run_id",
     "signals": "signal",
+    "middleware": "around",
+    "start": "payload of workflow",
     "candidate": "Invalid snapshot format",
     "base": "Invalid snapshot format",
     "snapshot": "Invalid snapshot format",
@@ -619,10 +689,13 @@ def test_every_parameter_is_in_the_table(name: str) -> None:
 def test_every_public_callable_is_in_the_table() -> None:
     """Except for classes that only store their arguments."""
     holders = {
-        "Clock", "Err", "Ok", "PerdureError", "Question", "Result", "ResumeStateCollector", "Run",
+        "Clock", "Err", "Middleware", "Ok", "PerdureError", "Question", "Result",
+        "ResumeStateCollector", "Run", "RunContext", "StepContext", "WorkerContext", "current",
         "RunConflict", "RunFailed", "RunHandle", "RunRef", "ScheduleHandle",
         "ScheduleInfo", "Signal", "Snapshot",
         "Step", "StepError", "StepFailed", "StepTimeout", "SystemClock", "validate_snapshot",
+        "AlreadyAnswered", "Approval", "ApprovalPage", "ApprovalRequest", "Callback", "Gate",
+        "InvalidToken", "OpenApproval", "Rejected", "RollbackFailed", "TooLate",
         "durable", "sync",
     }  # fmt: skip
     assert set(perdure.__all__) - holders <= CASES.keys()

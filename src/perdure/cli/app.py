@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import click
 
 from perdure.cli.context import Settings, shared_options
-from perdure.cli.failures import INTERRUPTED, exit_code
+from perdure.cli.failures import INTERRUPTED, exit_code, explain
 from perdure.cli.formatting import printable
 from perdure.errors import PerdureError
 
@@ -27,6 +27,7 @@ SECTIONS = {
         "top": Entry("watching:top", "Show the overview, continuously; q ends it."),
         "errors": Entry("runs:errors", "Group the failed runs by error."),
         "agenda": Entry("runs:agenda", "Show what wakes next, and what runs wait for."),
+        "approvals": Entry("approvals:approvals", "List the approvals that runs wait for."),
         "compare": Entry("runs:compare", "Show how two runs differ."),
         "acts": Entry("runs:acts", "List what operators did."),
         "export": Entry("runs:export", "Print a run as a bundle that can be imported elsewhere."),
@@ -35,6 +36,9 @@ SECTIONS = {
     "Change": {
         "start": Entry("starting:start", "Create a run, which a worker executes."),
         "signal": Entry("changes:signal", "Send an event to a run."),
+        "approve": Entry("approvals:approve", "Approve what a run asks for."),
+        "reject": Entry("approvals:reject", "Reject what a run asks for."),
+        "answer": Entry("approvals:answer", "Answer a callback of a run."),
         "cancel": Entry("changes:cancel", "Cancel runs."),
         "retry": Entry("changes:retry", "Continue failed runs; what ended them runs again."),
         "wake": Entry("changes:wake", "End a sleep now, or let a wait time out."),
@@ -100,7 +104,7 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except (PerdureError, TimeoutError) as error:
-            text, code = str(error), exit_code(error)
+            text, code = explain(error), exit_code(error)
         except (KeyboardInterrupt, click.Abort):
             text, code = "interrupted", INTERRUPTED
         click.echo(f"perdure: {printable(text)}", err=True)

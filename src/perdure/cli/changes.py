@@ -172,7 +172,8 @@ def _sentence(sentence: str) -> Iterator[str]:
 
 def print_outcome(output: Output, outcome: Outcome) -> None:
     """Print what a verb did."""
-    name = f"{outcome.run_id}: " if outcome.run_id else ""
+    is_named = not outcome.run_id or outcome.run_id in outcome.sentence
+    name = "" if is_named else f"{outcome.run_id}: "
     output.answer(outcome, partial(_sentence, f"{name}{outcome.sentence}"), [outcome.run_id])
 
 
@@ -243,9 +244,10 @@ def _finish(settings: Settings, last: BulkProgress, done: str) -> None:
 
 
 @change("cancelled")
-def cancel() -> dict[str, Any]:
-    """Cancel runs; one that another process owns is cancelled after its current step."""
-    return {}
+@option("--no-undo", is_flag=True, help="Do not undo steps, also of a run that is undoing them.")
+def cancel(no_undo: bool) -> dict[str, Any]:
+    """Cancel runs; steps that can be undone are undone first."""
+    return {"undo": not no_undo}
 
 
 @change("retried")

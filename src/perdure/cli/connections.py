@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from perdure.cli.context import Settings
-from perdure.cli.discovery import opened_app, opened_store, runtime_of, store_url
+from perdure.cli.discovery import NO_STORE, opened_app, opened_store, runtime_of, store_url
 from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.operations import Operations
 
@@ -12,20 +12,22 @@ from perdure.operations import Operations
 @asynccontextmanager
 async def insights(settings: Settings, *, reveal: bool = False) -> AsyncGenerator[Insights, None]:
     """Open the store for questions."""
-    async with opened_store(settings) as store:
-        redact = NOTHING_REDACTED if reveal else Redact()
-        yield Insights(store, redact=redact, url=store_url(settings) or "")
+    async with opened_store(settings) as (store, url):
+        yield Insights(store, redact=NOTHING_REDACTED if reveal else Redact(), url=url)
 
 
 @asynccontextmanager
 async def operations(settings: Settings) -> AsyncGenerator[Operations, None]:
-    """Open the store for changes; with `--app`, payloads are checked before they are written."""
-    if settings.app is None:
-        async with opened_store(settings) as store:
+    """Open the store for changes; with an application, payloads are checked before they are
+    written.
+    """
+    url = store_url(settings)
+    if url and settings.app is None:
+        async with opened_store(settings) as (store, _):
             yield Operations(store, via="cli")
         return
-    async with opened_app(settings) as app:
-        runtime, url = runtime_of(app), store_url(settings)
+    async with opened_app(settings, NO_STORE) as app:
+        runtime = runtime_of(app)
         act = Operations(url or runtime.store, via="cli", workflows=runtime.registry.definitions)
         async with act:
             yield act

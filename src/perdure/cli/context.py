@@ -125,9 +125,19 @@ def command(function: AsyncCommand) -> Command:
     return click.command(cls=Command)(update_wrapper(run, function))
 
 
+class Group(click.Group):
+    """A command with commands of its own; without one of them it lists."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Complete the arguments."""
+        names_none = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
+        is_list = names_none and "list" in self.commands
+        return super().parse_args(ctx, ["list", *args] if is_list else args)
+
+
 def group(help: str, **commands: click.Command) -> click.Group:
     """Return a command with commands of its own."""
-    return click.Group(help=help, commands=commands)
+    return Group(help=help, commands=commands)
 
 
 class _Formatter(logging.Formatter):

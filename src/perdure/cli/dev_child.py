@@ -57,7 +57,7 @@ async def _print_banner(settings: Settings, worker: Worker, dashboard: str) -> N
     runtime = worker.runtime
     url = (await Insights(runtime.store, url=runtime.url).store()).url
     known = ", ".join(f"{each.name} v{each.version}" for each in runtime.registry.definitions)
-    click.echo(printable(f"perdure dev   {settings.app or ''} on {url}"))
+    click.echo(printable(f"perdure dev   {settings.app} on {url}"))
     click.echo(printable(f"Worker        {worker.id} with {worker.concurrency} slots: {known}"))
     click.echo(f"Dashboard     {dashboard}")
     if capabilities(runtime.store).survives == "nothing":

@@ -9,15 +9,15 @@ from importlib import import_module
 from inspect import isawaitable
 from pathlib import Path
 from traceback import format_exception
+from types import TracebackType
 from typing import Any
 
 import click
 
 from perdure.cli.context import Settings, message
 from perdure.cli.failures import NOT_FOUND, USAGE, Failure
-from perdure.errors import PerdureError
 from perdure.runtime import Runtime
-from perdure.store import Store
+from perdure.store import Store, capabilities
 from perdure.stores import open_store
 from perdure.worker import Worker
 
@@ -26,12 +26,13 @@ MODULES = ("perdure_app", "workflows", "app", "main")
 
 NO_STORE = (
     "no store: pass --store URL, set PERDURE_STORE, or write it to pyproject.toml as store under "
-    "[tool.perdure]; with --app, the store of the application is used"
+    "[tool.perdure]; or use that of an application: pass --app MODULE:NAME"
 )
 NO_APP = (
     "no application: pass --app MODULE:NAME, set PERDURE_APP, or write it to pyproject.toml as app "
     f"under [tool.perdure]; there is no Runtime in {', '.join(f'{name}.py' for name in MODULES)}"
 )
+MAIN_GUARD = '; write what it runs below if __name__ == "__main__":'
 
 
 def configured(name: str) -> str | None:
@@ -69,16 +70,21 @@ def url_in(text: str, option: str) -> str:
 
 
 @asynccontextmanager
-async def opened_store(settings: Settings) -> AsyncGenerator[Store, None]:
-    """Open the store; without one, that of the configured application is used."""
+async def opened_store(settings: Settings) -> AsyncGenerator[tuple[Store, str], None]:
+    """Open the store, with its URL; without one, that of the application is used."""
     if url := store_url(settings):
         async with open_store(url) as store:
-            yield store
-    elif settings.app or configured("app"):
-        async with opened_app(settings) as app:
-            yield runtime_of(app).store
+            yield store, url
     else:
-        raise Failure(NO_STORE, USAGE)
+        async with opened_app(settings, NO_STORE) as app:
+            yield _shared_store(runtime_of(app)), runtime_of(app).url
+
+
+def _shared_store(runtime: Runtime) -> Store:
+    if capabilities(runtime.store).survives == "nothing":
+        text = "the application's store is in memory, and only its own process sees its runs"
+        raise Failure(text, USAGE)
+    return runtime.store
 
 
 def runtime_of(app: Runtime | Worker) -> Runtime:
@@ -87,9 +93,15 @@ def runtime_of(app: Runtime | Worker) -> Runtime:
 
 
 @asynccontextmanager
-async def opened_app(settings: Settings) -> AsyncGenerator[Runtime | Worker, None]:
-    """Import the application, call or enter it if needed, and close its runtime at the end."""
-    name, target = find_app(settings)
+async def opened_app(
+    settings: Settings, missing: str = NO_APP
+) -> AsyncGenerator[Runtime | Worker, None]:
+    """Import the application, call or enter it if needed, and close its runtime at the end.
+
+    `missing` is the error if there is none.
+    """
+    name, target = find_app(settings, missing)
+    settings.app = name
     if callable(target) and not isinstance(target, AbstractAsyncContextManager):
         target = target()
     if isawaitable(target):
@@ -117,20 +129,25 @@ def _checked(name: str, target: object) -> Runtime | Worker:
     return target
 
 
-def find_app(settings: Settings) -> tuple[str, object]:
+def find_app(settings: Settings, missing: str = NO_APP) -> tuple[str, object]:
     """Return the application's name and the object behind it, not called or entered yet."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     if name := settings.app or configured("app"):
         return name, imported(name)
     for module in MODULES:
-        if Path(f"{module}.py").is_file():
+        if _mentions_runtime(Path(f"{module}.py")):
             found = _runtimes_in(_module(module))
             if len(found) == 1:
                 name = f"{module}:{found[0]}"
                 message(settings, f"Using {name}; pass --app to choose another.")
                 return name, imported(name)
-    raise Failure(NO_APP, USAGE)
+    raise Failure(missing, USAGE)
+
+
+def _mentions_runtime(path: Path) -> bool:
+    """Return whether it is worth importing a file, which may be of any program."""
+    return path.is_file() and b"runtime" in path.read_bytes().lower()
 
 
 def imported(name: str) -> object:
@@ -153,17 +170,27 @@ def imported(name: str) -> object:
 def _module(module: str) -> object:
     try:
         return import_module(module)
-    except PerdureError as error:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or " "):
+            text = f"there is no module {module!r} in {Path.cwd()} or among the installed packages"
+            raise Failure(text, NOT_FOUND) from error
         # The user's code is wrong, not the command: the traceback shows where.
-        click.echo("".join(format_exception(error)), err=True)
-        raise Failure(f"{module} cannot be imported") from error
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise Failure(
-            f"there is no module {module!r} in {Path.cwd()} or among the installed packages",
-            NOT_FOUND,
-        ) from error
+        click.echo("".join(format_exception(error.with_traceback(_users_part(error)))), err=True)
+        hint = MAIN_GUARD if "asyncio.run()" in str(error) else ""
+        raise Failure(f"{module} cannot be imported{hint}") from error
+
+
+def _users_part(error: Exception) -> TracebackType | None:
+    """Return the traceback from the first line on that is neither ours nor the import system's."""
+    traceback = error.__traceback__
+    while traceback is not None and _is_internal(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_internal(file: str) -> bool:
+    own = (__file__, import_module.__code__.co_filename)
+    return file.startswith("<frozen importlib") or file in own
 
 
 def _runtimes_in(module: object) -> list[str]:

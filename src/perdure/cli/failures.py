@@ -39,3 +39,10 @@ def exit_code(error: Exception) -> int:
     if isinstance(error, Failure):
         return error.code
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), FAILED)
+
+
+def explain(error: Exception) -> str:
+    """Return what to print for an error: its message, in terms of commands."""
+    if isinstance(error, RunNotFound):
+        return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
+    return str(error)

@@ -9,8 +9,9 @@ import click
 from perdure.cli.changes import WHY, follow, print_outcome
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, option
+from perdure.cli.description import describe
 from perdure.cli.failures import NOT_FOUND, Failure
-from perdure.cli.output import Column, Output, describe, duration
+from perdure.cli.output import Column, Output, duration
 from perdure.insights.model import (
     BulkProgress,
     LimitRow,
@@ -57,7 +58,8 @@ def show_answer(settings: Settings, answer: object | None, name: str, id: str) -
     """Print what was asked for, or end with the code for what does not exist."""
     if answer is None:
         raise Failure(f"there is no {name}", NOT_FOUND)
-    Output(settings).answer(answer, lambda: describe(answer), [id])
+    output = Output(settings)
+    output.answer(answer, lambda: describe(output, answer), [id])
 
 
 @command
@@ -95,7 +97,7 @@ async def list_queues(settings: Settings) -> None:
         answer = await ask.queues()
     output = Output(settings)
     columns: list[Column[QueueRow]] = [
-        Column("QUEUE", lambda row: row.name),
+        Column("QUEUE", lambda row: row.name or "(none)"),
         Column("DUE", lambda row: tally_words(Tally(row.due, row.capped))),
         Column("RUNNING", lambda row: f"{row.leased:,}"),
         Column("OLDEST", lambda row: output.time(row.oldest_due)),

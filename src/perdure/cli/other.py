@@ -1,7 +1,6 @@
 """Small commands: doctor, completion and version."""
 
 import platform
-from importlib.metadata import version as version_of
 
 import click
 from click.shell_completion import get_completion_class
@@ -10,6 +9,7 @@ from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command
 from perdure.cli.failures import FAILED, Failure
 from perdure.cli.output import print_findings
+from perdure.version import __version__
 
 
 @command
@@ -42,4 +42,4 @@ def completion(context: click.Context, shell: str) -> None:
 def version() -> None:
     """Print the versions of perdure and Python."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    click.echo(f"perdure {version_of('perdure')} ({python}, {platform.system()})")
+    click.echo(f"perdure {__version__} ({python}, {platform.system()})")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import click
 
-from perdure.cli.context import Settings
+from perdure.cli.context import Settings, message
 from perdure.cli.formatting import printable, printable_json
 from perdure.clock import SystemClock
 from perdure.insights import to_json
@@ -95,6 +95,7 @@ class Output:
         rows: Sequence[T],
         columns: Sequence[Column[T]],
         ids: Iterable[str] = (),
+        if_empty: str = "There are none.",
     ) -> None:
         """Print a list: `answer` is what `-o json` prints, `rows` what the other formats do."""
         if self.format == "json":
@@ -104,8 +105,10 @@ class Output:
                 self.json(row, indent=None)
         elif self.format == "ids":
             _print_ids(ids)
-        elif self.is_terminal:
+        elif self.is_terminal and rows:
             self._table(rows, columns)
+        elif self.is_terminal and if_empty:
+            message(self._settings, if_empty)
         else:
             for row in rows:
                 click.echo("\t".join(printable(column.cell(row)) for column in columns))
@@ -152,16 +155,6 @@ def duration(value: timedelta) -> str:
     seconds = value.total_seconds()
     exact = f"{seconds:.1f}".removesuffix(".0") + " s"
     return exact if 1 <= seconds < 59.95 else duration_words(value)
-
-
-def describe(struct: Any) -> Iterator[str]:
-    """Yield the fields of a struct that are not empty, one per line."""
-    fields: dict[str, Any] = to_json(struct)
-    width = max(map(len, fields)) + 2
-    for name, value in fields.items():
-        if value not in (None, "", [], {}):
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            yield f"{name.replace('_', ' '):<{width}}{printable(text)}"
 
 
 def _print_ids(ids: Iterable[str]) -> None:

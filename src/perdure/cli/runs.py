@@ -19,11 +19,12 @@ from perdure.insights.model import (
     RunsPage,
 )
 from perdure.insights.words import count_words
+from perdure.presence import worker_id
 
 PAGE = 50
 
-_LIMIT = option("-n", "--limit", type=click.IntRange(1, 1000), default=PAGE, show_default=True)
-_AFTER = option("--after", metavar="CURSOR", help="Continue after the page with this cursor.")
+LIMIT = option("-n", "--limit", type=click.IntRange(1, 1000), default=PAGE, show_default=True)
+AFTER = option("--after", metavar="CURSOR", help="Continue after the page with this cursor.")
 
 
 def _detail(output: Output, run: RunRow) -> str:
@@ -31,7 +32,7 @@ def _detail(output: Output, run: RunRow) -> str:
     if run.error or run.reason:
         return run.error or run.reason
     if run.status == "running":
-        return f"on {run.owner}" if run.owner else ""
+        return f"on {worker_id(run.owner)}" if run.owner else ""
     if run.awaits:
         return "for " + ", ".join(run.awaits)
     return f"wakes {output.time(run.wake_at)}" if run.wake_at and run.status == "suspended" else ""
@@ -52,7 +53,8 @@ def run_columns(output: Output) -> list[Column[RunRow]]:
 def print_runs(settings: Settings, page: RunsPage) -> None:
     """Print one page of runs, and on stderr what is not on it."""
     output = Output(settings)
-    output.rows(page, page.runs, run_columns(output), (run.id for run in page.runs))
+    ids = (run.id for run in page.runs)
+    output.rows(page, page.runs, run_columns(output), ids, if_empty="")
     if page.searched_until is not None:
         until = f"{page.searched_until:%Y-%m-%d %H:%M} UTC"
         message(settings, f"Looked at {count_words(page.examined, 'run')}, back to {until}.")
@@ -64,8 +66,8 @@ def print_runs(settings: Settings, page: RunsPage) -> None:
 
 @command
 @click.argument("query", nargs=-1)
-@_LIMIT
-@_AFTER
+@LIMIT
+@AFTER
 async def list_runs(
     settings: Settings, query: tuple[str, ...], limit: int, after: str | None
 ) -> None:
@@ -170,8 +172,8 @@ def _difference(difference: Difference) -> str:
 
 @command
 @click.argument("query", nargs=-1)
-@_LIMIT
-@_AFTER
+@LIMIT
+@AFTER
 async def acts(settings: Settings, query: tuple[str, ...], limit: int, after: str | None) -> None:
     """List what operators did: who, what, which run and why."""
     async with insights(settings) as ask:

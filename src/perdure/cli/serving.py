@@ -40,7 +40,7 @@ async def dashboard(
 
     hook: Any = None if auth is None else imported(auth)
     async with (
-        opened_store(settings) as store,
+        opened_store(settings) as (store, _),
         serve(
             store, host=host, port=port, auth=hook, person=settings.by, read_only=read_only
         ) as url,
@@ -84,7 +84,7 @@ async def open_page(settings: Settings, run_id: str | None, url: str | None) -> 
     The dashboard is at --url, or at dashboard under [tool.perdure] in pyproject.toml, or where
     `perdure dev` serves it.
     """
-    from perdure.dashboard.ids import encode_id
+    from perdure.urls import encode_id
 
     page = f"runs/{encode_id(run_id)}" if run_id else ""
     address = urljoin((url or configured("dashboard") or LOCAL).rstrip("/") + "/", page)

@@ -25,6 +25,7 @@ from perdure.insights.model import (
 )
 from perdure.insights.terms import Term
 from perdure.insights.words import count_words, tally_words
+from perdure.snapshot.rollback import label_of
 
 MOST_STEPS = 200
 NARROWEST_BAR = 12
@@ -125,7 +126,8 @@ def _group_line(group: StepGroup) -> str:
 
 
 def _wait(output: Output, wait: WaitFacts) -> str:
-    until = f", until {output.time(wait.wake_at)}" if wait.wake_at else ""
+    at = wait.expires_at if wait.kind in ("approval", "callback") else wait.wake_at
+    until = f", until {output.time(at)}" if at else ""
     match wait.kind:
         case "event":
             return printable(f'waits for event "{wait.event}"{until}')
@@ -135,6 +137,11 @@ def _wait(output: Output, wait: WaitFacts) -> str:
             return printable(f'waits for run "{wait.run_id}"{until}')
         case "runs":
             return printable(f'waits for the runs "{wait.run_id}/…"{until}')
+        case "approval":
+            of = f"{wait.to}'s approval" if wait.to else "approval"
+            return printable(f'waits in "{wait.id}" for {of}: {wait.question}{until}')
+        case "callback":
+            return printable(f'waits for the callback "{wait.id}"{until}')
         case "retry":
             return printable(f'attempt {wait.attempt} of "{wait.id}"{until.replace("until", "at")}')
 
@@ -153,14 +160,15 @@ class Row:
 
 
 def _row(output: Output, step: StepRow) -> Row:
-    is_wait = step.kind in ("sleep", "event", "wait")
+    is_wait = step.kind in ("sleep", "event", "wait", "approval", "callback")
     status = "failed" if not step.ok else "suspended" if is_wait else "completed"
     attempts = count_words(step.attempts, "attempt") if step.attempts > 1 else ""
     by = f"by {step.by}" if step.by else ""
     detail = "  ".join(filter(None, (attempts, by, step.error if not step.ok else step.value)))
     length = "" if step.duration is None else duration(step.duration)
     mark = output.mark(status)
-    return Row(mark, step.key, length, detail, step.started_at, step.ended_at, is_wait)
+    name = label_of(step.key)
+    return Row(mark, name, length, detail, step.started_at, step.ended_at, is_wait)
 
 
 def _rows(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[Row]:
@@ -169,7 +177,8 @@ def _rows(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterat
     for flight in facts.in_flight:
         attempt = f"attempt {flight.attempt} on {flight.worker}"
         length = duration(output.now - flight.since)
-        yield Row(output.mark("running"), flight.key, length, attempt, flight.since, output.now)
+        name = label_of(flight.key)
+        yield Row(output.mark("running"), name, length, attempt, flight.since, output.now)
 
 
 def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[str]:

@@ -48,6 +48,9 @@ async def start(
             why=why,
         )
         print_outcome(Output(settings), outcome)
+        answer = await Insights(act.store).why(outcome.run_id)
+        if answer.situation == "no_worker":
+            message(settings, printable(answer.sentence))
         if wait:
             await follow_run(settings, Insights(act.store), outcome.run_id, timeout)
 

@@ -9,11 +9,12 @@ import click
 from perdure.cli.changes import WHY, WHY_REQUIRED
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, message, option
-from perdure.cli.discovery import opened_store, store_url, url_in
+from perdure.cli.discovery import opened_store, url_in
 from perdure.cli.failures import REFUSED, USAGE, Failure
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, Show, print_findings, progress
-from perdure.insights.words import count_words
+from perdure.cli.output import Column, Output, Show, print_findings, progress
+from perdure.insights.model import RetentionRow
+from perdure.insights.words import count_words, duration_words
 from perdure.operations import CopyProgress, Operations
 from perdure.snapshot import RunStatus
 from perdure.store import can_search
@@ -47,7 +48,7 @@ async def check(settings: Settings) -> None:
 @command
 async def migrate(settings: Settings) -> None:
     """Create or update the tables of the store, as its first use would."""
-    async with opened_store(settings) as store:
+    async with opened_store(settings) as (store, _):
         with progress("Migrating") as show, _migrations_shown(show):
             await store.list(limit=1)
             if can_search(store):
@@ -111,20 +112,30 @@ def _schemas(database: str, table: str) -> Sequence[sqlite.Schema | postgres.Sch
 
 
 @command
-@option("--older-than", required=True, metavar="DURATION", help="How long a run is over: 30d.")
+@option("--older-than", metavar="DURATION", help="How long a run is over: 30d.")
+@option("--policy", is_flag=True, help="Those that the keep= of their workflows no longer keeps.")
 @option("--status", "statuses", multiple=True, type=click.Choice(OVER), help="Only these runs.")
 @option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @option("--dry-run", is_flag=True, help="Only count them.")
 @WHY_REQUIRED
 async def prune(
     settings: Settings,
-    older_than: str,
+    older_than: str | None,
+    policy: bool,
     statuses: tuple[RunStatus, ...],
     workflow: str | None,
     dry_run: bool,
     why: str,
 ) -> None:
-    """Delete runs that are over for long."""
+    """Delete runs that are over for long.
+
+    With --policy and --dry-run, print what would be deleted of each workflow and status.
+    """
+    if policy == (older_than is not None):
+        raise Failure("pass either --older-than or --policy", USAGE)
+    if policy and dry_run:
+        await _print_retention(settings, statuses, workflow)
+        return
     async with operations(settings) as act:
         with progress("Pruning") as show:
             count = await act.prune(
@@ -141,6 +152,27 @@ async def prune(
     Output(settings).answer({"count": count, "dry_run": dry_run}, lambda: [sentence], ())
 
 
+async def _print_retention(
+    settings: Settings, statuses: tuple[RunStatus, ...], workflow: str | None
+) -> None:
+    async with insights(settings) as ask:
+        rows = (await ask.retention(workflow)).rows
+    rows = tuple(row for row in rows if row.status in (statuses or OVER))
+    columns = [
+        Column[RetentionRow]("WORKFLOW", lambda row: row.workflow),
+        Column[RetentionRow]("STATUS", lambda row: row.status),
+        Column[RetentionRow]("KEPT FOR", lambda row: duration_words(row.kept_for)),
+        Column[RetentionRow]("WOULD BE DELETED", _removable),
+    ]
+    Output(settings).rows(rows, rows, columns)
+
+
+def _removable(row: RetentionRow) -> str:
+    if row.removable is None:
+        return "unknown"
+    return f"{row.removable.count:,}{' or more' if row.removable.capped else ''}"
+
+
 @command
 @option("--to", "target", required=True, metavar="URL", help="The other store, or @FILE with it.")
 @option("--where", "query", default="", metavar="QUERY", help="Only runs that match.")
@@ -152,10 +184,10 @@ async def copy(settings: Settings, target: str, query: str, why: str) -> None:
     workers of this store, or cancel the originals, before you resume them.
     """
     url = url_in(target, "--to")
-    if url == store_url(settings):
-        raise Failure("--to is the store itself: pass another one", USAGE)
     last = CopyProgress()
-    async with opened_store(settings) as source, open_store(url) as other:
+    async with opened_store(settings) as (source, source_url), open_store(url) as other:
+        if url == source_url:
+            raise Failure("--to is the store itself: pass another one", USAGE)
         with progress("Copying") as show:
             steps = Operations(other, via="cli").copy_from(source, query, by=settings.by, why=why)
             async for last in steps:

@@ -77,6 +77,8 @@ EXCEPTION = "exception"
 
 _NO_ARGUMENTS = f"{crc32(b'[]'):08x}"
 _TOO_DEEP = "nested too deeply for the remaining Python stack"
+# Data with fewer containers can be read whatever their shape; others must not be deeper than this.
+_MANY_CONTAINERS, _MAX_JSON_DEPTH = 10_000, 300
 
 
 class Prepared(NamedTuple):
@@ -253,9 +255,20 @@ def convert(data: JSONValue, type: object) -> Any:
 def dumps(data: JSONValue) -> bytes:
     """Return encoded data as JSON in UTF-8."""
     try:
-        return _to_json(data)
+        text = _to_json(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CodecError(f"cannot be written as JSON: {error}") from error
+    # Since Python 3.14 only the stack limits the depth, and more can be written than read again.
+    if text.count(b"[") + text.count(b"{") > _MANY_CONTAINERS and not _is_readable(data):
+        raise CodecError("cannot be written as JSON: nested too deep to be read again")
+    return text
+
+
+def _is_readable(data: JSONValue) -> bool:
+    try:
+        return is_shallow(data, _MAX_JSON_DEPTH)
+    except RecursionError:
+        return False
 
 
 def loads(data: bytes | str) -> JSONValue:

@@ -25,9 +25,10 @@ from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import Content, environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of, split_path
+from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
+from perdure.urls import split_path
 from perdure.validation import check_flag, check_random
 
 logger = logging.getLogger(__name__)

@@ -2,14 +2,15 @@
 
 from datetime import UTC, datetime, timedelta, tzinfo
 
+from perdure.insights.words import in_units
+
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND = timedelta(seconds=1)
-_DAY = timedelta(days=1)
-_UNITS = ((_DAY, "day"), (timedelta(hours=1), "h"), (timedelta(minutes=1), "min"), (_SECOND, "s"))
+_WEEK = timedelta(days=7)
 
 
 def duration(span: timedelta | None) -> str:
-    """Return a duration with two units at most: "12 ms", "10.2 s", "6 h 12 min", "3 days"."""
+    """Return a duration with two units at most: "12 ms", "10.2 s", "6 h 12 min", "9 days"."""
     if span is None:
         return "–"
     span = max(span, timedelta(0))
@@ -17,26 +18,14 @@ def duration(span: timedelta | None) -> str:
         return f"{span // _MILLISECOND} ms" if span >= _MILLISECOND or not span else "<1 ms"
     if span < 10 * _SECOND:
         return f"{span.total_seconds():.1f} s"
-    return _in_units(span, 2 if span < _DAY else 1)
+    return in_units(span, 2 if span < _WEEK else 1)
 
 
 def age(at: datetime | None, now: datetime) -> str:
     """Return how far a time is from now, with one unit: "3 min ago", "in 2 h"."""
     if at is None:
         return "–"
-    return f"in {_in_units(at - now, 1)}" if at > now else f"{_in_units(now - at, 1)} ago"
-
-
-def _in_units(span: timedelta, limit: int) -> str:
-    """Return the largest units of a span, without gaps: an hour and 5 s are "1 h"."""
-    words: list[str] = []
-    for unit, name in _UNITS:
-        count, span = divmod(span, unit)
-        if count:
-            words.append(f"{count:,} {name}{'s' if name == 'day' and count > 1 else ''}")
-        elif words:
-            break
-    return " ".join(words[:limit]) or "0 s"
+    return f"in {in_units(at - now, 1)}" if at > now else f"{in_units(now - at, 1)} ago"
 
 
 def date_and_time(at: datetime | None, zone: tzinfo = UTC) -> str:

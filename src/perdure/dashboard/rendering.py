@@ -18,12 +18,12 @@ from starlette.responses import Response
 
 from perdure.dashboard import charts, formatting, values
 from perdure.dashboard.board import Board
-from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import quote_term, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.insights import Frame, to_json
 from perdure.insights.words import count_words, tally_words
 from perdure.snapshot import RunStatus
+from perdure.urls import encode_id
 
 _FOLDER = Path(__file__).parent
 View: TypeAlias = Callable[[Board, Visit], Awaitable["Content | Response"]]

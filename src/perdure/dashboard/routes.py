@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from perdure.dashboard.access import Right
-from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import View
 from perdure.dashboard.verbs import VERBS
 from perdure.dashboard.views import actions, bulk, errors, fleet, overview, runs, settings
+from perdure.urls import decode_id
 
 RightOf: TypeAlias = Callable[[Mapping[str, str], Mapping[str, list[str]]], Right | None]
 
@@ -78,6 +78,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/workers/{worker}", fleet.showing("worker", "fleet")),
     Route("/errors", errors.list_errors),
     Route("/agenda", fleet.listing("agenda", "counts")),
+    Route("/approvals", fleet.list_approvals),
     Route("/acts", errors.list_acts),
     Route("/compare", runs.compare),
     Route("/store", errors.show_store),

@@ -21,7 +21,7 @@ _LONG = 0.35
 _SHORT = 0.18
 _MIN_WIDTH = 0.6
 _MAX_TICKS = 12
-_WAITS = {"sleep", "event", "retry"}
+_WAITS = {"sleep", "event", "retry", "approval", "callback"}
 # The run is suspended in the meantime; other runs are busy.
 _IDLE = _WAITS | {"call", "result", "map"}
 

@@ -11,10 +11,10 @@ import msgspec
 
 from perdure.clock import parse_iso
 from perdure.dashboard.access import Right
-from perdure.dashboard.ids import decode_id
 from perdure.errors import InvalidArgument
 from perdure.insights.terms import quoted
 from perdure.snapshot import RunStatus
+from perdure.urls import decode_id
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Field(msgspec.Struct, frozen=True):
 
     name: str
     label: str
-    kind: Literal["text", "json", "key", "number", "time"] = "text"
+    kind: Literal["text", "json", "key", "number", "time", "flag"] = "text"
     required: bool = False
     hint: str = ""
     choices: tuple[str, ...] = ()
@@ -97,6 +97,7 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "number": parse_number,
     "key": lambda text, _: decode_id(text) or text,
     "text": lambda text, _: text,
+    "flag": lambda text, _: text.strip() == "yes",
     # A browser sends the time without a zone, in which the page says that it is entered.
     "time": lambda text, name: parse_iso(f"{text.strip().removesuffix('Z')}Z", name),
 }

@@ -14,17 +14,15 @@ from zoneinfo import ZoneInfo
 import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import Scope
 
 from perdure.dashboard.access import Access, Right
 from perdure.dashboard.board import Board
-from perdure.dashboard.ids import encode_id
 from perdure.dashboard.protection import form_token
+from perdure.urls import encode_id
 
 PREFERENCES_COOKIE = "perdure_preferences"
 SAID_COOKIE = "perdure_said"
 _MAX_SAID = 600
-_UNQUOTED = "/:@~!$&'()*+,;=-._"
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
@@ -59,20 +57,6 @@ class Preferences(msgspec.Struct, frozen=True):
     def tz(self) -> tzinfo:
         """The time zone in which times are shown."""
         return UTC if self.zone == "UTC" else ZoneInfo(self.zone)
-
-
-def split_path(scope: Scope) -> tuple[str, str]:
-    """Return the path at which the app is mounted, and the path inside it.
-
-    Frameworks differ: with Starlette `path` contains `root_path`; Litestar removes the prefix from
-    `path`, and only `raw_path` still has it.
-    """
-    path, root = "/" + scope["path"].strip("/"), scope.get("root_path", "").rstrip("/")
-    if root:
-        return root, (path[len(root) :] if (path + "/").startswith(root + "/") else path) or "/"
-    raw = "/" + scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1").strip("/")
-    inside = quote(path, safe=_UNQUOTED).rstrip("/")
-    return raw.removesuffix(inside).rstrip("/") if raw.endswith(inside) else "", path
 
 
 def base_of(request: Request, mount: str) -> str:

@@ -128,7 +128,7 @@ class _History:
         self._services.outages = {"supplier"}
         await self._trigger(restock, new_restock(self._random), "restock-190")
         await self._trigger(order, self._order(_BICYCLES), "order-1180")
-        await self._runtime.signal("order-1180", "aproved", {"by": "eva"})
+        await self._runtime.signal("order-1180", "address changed", {"city": "Oslo"})
         sold_out = [Item("bell", 1, 890), Item("sold-out", 3, 1_250)]
         await self._trigger(order, self._order(sold_out), "order-1181")
         await self._trigger(order, self._order(_BICYCLES), "order-1182")
@@ -206,8 +206,8 @@ class _History:
         run_id = f"order-{1000 + number - 2}"
         run = await self._runtime.get_run(run_id)
         if run is not None and run.status == "waiting":
-            approval = {"by": "eva", "note": "known customer"}
-            await self._run(self._runtime.signal(run_id, "approved", approval))
+            await self._runtime.approve(run.pending[0].token, by="eva", note="known customer")
+            await self._run(self._runtime.resume(run_id))
 
     async def _advance_to(self, elapsed: timedelta) -> None:
         """Advance the clock, and continue each run at the time it is due."""

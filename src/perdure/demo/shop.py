@@ -52,15 +52,6 @@ class Order:
 
 
 @dataclass
-class Approval:
-    """The decision about a large order."""
-
-    by: str
-    granted: bool = True
-    note: str = ""
-
-
-@dataclass
 class Receipt:
     """The bank's confirmation of a payment."""
 
@@ -188,8 +179,9 @@ async def order(step: Step[Services], payload: Order) -> str:
     await step.map("reserve", payload.items, partial(reserve, step), concurrency=4)
     if payload.total > APPROVED_ABOVE:
         step.report(progress=0.2, note="waiting for an approval")
-        decision = await step.wait_for_event("approval", "approved", timeout="2d", returns=Approval)
-        if decision is None or not decision.granted:
+        question = f"Ship goods for €{payload.total / 100:,.2f} to {payload.customer}?"
+        decision = await step.approval("approval", question, to="sales", timeout="2d", remind="1d")
+        if not decision.approved:
             return "not approved"
     payment = Payment(payload.customer, payload.total)
     receipt = await step.call("charge", pay, payment, inherit=["customer"])

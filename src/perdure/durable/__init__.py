@@ -33,7 +33,7 @@ from perdure.durable.states import (
 )
 from perdure.engine.ambient import step
 from perdure.engine.function import WorkflowFunction, as_deps, body_of
-from perdure.engine.step import current
+from perdure.engine.step import require_current as current
 from perdure.errors import (
     AlreadyRunning,
     IdempotencyConflict,

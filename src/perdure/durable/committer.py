@@ -9,7 +9,7 @@ lease, so the store itself knows what had been written; nothing is guessed.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
@@ -171,6 +171,20 @@ class BatchQueue(Generic[Q, A]):
             self._idle.set_result(None)
             self._idle = None
 
+    def observe(self, observers: Collection[Callable[[float], None]]) -> None:
+        """From now on, call the observers with how many seconds each write takes."""
+        send, clock = self._send, self._clock
+
+        async def timed(requests: Sequence[Q]) -> Sequence[A]:
+            begun = clock.monotonic()
+            try:
+                return await send(requests)
+            finally:
+                for observe in observers:
+                    observe(clock.monotonic() - begun)
+
+        self._send = timed
+
     def __len__(self) -> int:
         """Return how many requests wait for the next write."""
         return len(self._queue)
@@ -294,6 +308,15 @@ class Committer:
         self._store = store
         self._starts: BatchQueue[NewRun, bool] | None = None
         self._messages: BatchQueue[NewMessage, Receipt] | None = None
+        self._observers: set[Callable[[float], None]] = set()
+
+    def observe_appends(self, callback: Callable[[float], None]) -> None:
+        """Call `callback` with how many seconds each write of entries takes."""
+        if not self._observers:
+            # Only now: a write that is not observed must not pay for it.
+            for queue in self._entries:
+                queue.observe(self._observers)
+        self._observers.add(callback)
 
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
         """Return the verdict on an entry once it is durable; a run's entries keep their order."""

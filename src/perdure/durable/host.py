@@ -7,7 +7,7 @@ a store without a journal: each record saves the whole snapshot.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import SyncedClock, isoformat, parse_iso
+from perdure.durable.asks import CLOSED, conclude, unseen_act
 from perdure.durable.in_flight import StepInFlight, steps_in_flight
 from perdure.durable.inbox import Inbox
 from perdure.durable.outbox import Outbox
@@ -28,11 +29,13 @@ from perdure.engine.attempts import LONG_DELAY
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord, History
+from perdure.engine.middleware import Around
 from perdure.engine.tasks import Interrupted, call_in, detached, finish, outside_runs
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost, PermitLost
 from perdure.limits import Cost
 from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
+from perdure.snapshot.asks import ask_tags
 from perdure.snapshot.merge import step_delta, waits_delta
 from perdure.store import (
     Entry,
@@ -58,6 +61,7 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
+    `keeps_result` says that the records are dropped when the run has ended.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class RunHost(calls.RunHost, ABC):
         self.id = id
         self.history = history
         self.lease = None if grant is None else grant.lease
+        self.takeovers = 0 if grant is None else grant.takeovers
         self.clock = session.clock
         self._inbox: list[Message] = []
         if grant is not None:
@@ -84,7 +89,9 @@ class RunHost(calls.RunHost, ABC):
         self.suspend_after = LONG_DELAY
         self.on_message: Callable[[], None] | None = None
         self.outbox: Outbox | None = None
+        self.around: Around | None = None
         self.leftovers: Sequence[str] = ()
+        self.keeps_result = False
         self._execution: Execution | None = None
         self._reports: ReportWriter | None = None
 
@@ -153,6 +160,11 @@ class RunHost(calls.RunHost, ABC):
         if wait["kind"] == "event":
             require_inbox(self.session.store, "step.wait_for_event")
         return await self.suspension.wait(wait)
+
+    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
+        """Answer a wait of this run itself, unless it has been answered; return what counts."""
+        (first,) = await finish(detached(conclude(self.session, self.id, [wait], outcome)))
+        return first
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:
         """Wait until a limit permits an attempt; return what ends its use of the limit."""
@@ -240,6 +252,8 @@ class RunHost(calls.RunHost, ABC):
         block: dict[str, Any] = {"status": status, "lastUpdated": now, **extra}
         if status == "running" and self.history.last_key is not None:
             block["currentStepId"] = self.history.last_key
+        if self.history.rollback is not None:
+            block["rollback"] = self.history.rollback
         return cast(ExecutionBlock, block)
 
     def _described(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
@@ -248,7 +262,7 @@ class RunHost(calls.RunHost, ABC):
         return replace(
             rest,
             version=version_of(metadata),
-            tags=tags_of(metadata),
+            tags=tags_of(metadata, ask_tags(block.get("pending", ()))),
             summary=self.history.summarize(block, size),
         )
 
@@ -268,6 +282,7 @@ class JournaledRun(RunHost):
         self._epoch = grant.lease.epoch
         self._n = 0
         self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
+        self._closed: list[str] = []
         self._append = session.committer.append
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
@@ -331,8 +346,34 @@ class JournaledRun(RunHost):
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
         """Append how the run ended; the lease is kept."""
+        cancelled = await self._close_asks(())
         # Without this, the waits that were open would stay beside the outcome.
         await self._write_delta({**block, "pending": []})
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _close_asks(self, kept: Iterable[PendingWait]) -> bool:
+        """Close the tokens of waits that the run is about to drop, whatever drops them.
+
+        First, so that no answer is accepted that would be lost. One that was accepted before stays
+        on record as an act. Return whether the caller was cancelled in the meantime.
+        """
+        history, awaited = self.history, {wait.get("event") for wait in kept}
+        dropped = [wait for event, wait in history.asks.items() if event not in awaited]
+        if not dropped:
+            return False
+        cancelled = False
+        try:
+            first = await finish(detached(conclude(self.session, self.id, dropped, CLOSED)))
+        except Interrupted as interrupted:
+            first, cancelled = interrupted.answer, True
+        for wait, answer in zip(dropped, first, strict=True):
+            del history.asks[wait.get("event", "")]
+            if answer is not None:
+                self._closed.append(answer.message_id)
+                if (act := unseen_act(wait, answer)) is not None:
+                    history.add_act(act)
+        return cancelled
 
     async def _write_delta(self, block: ExecutionBlock) -> None:
         history = self.history
@@ -381,6 +422,7 @@ class JournaledRun(RunHost):
         lease: one fenced write.
         """
         data = b""
+        cancelled = await self._close_asks(block.get("pending", ()))
         if not rest.delete:
             await self._drain()
             if self.history.outbox and rest.status != "paused":
@@ -390,13 +432,16 @@ class JournaledRun(RunHost):
             rest = self._described(rest, block, len(data))
         self._n += 1
         try:
-            await self._write(Entry(self.id, self._epoch, self._n, data, tuple(consumes), rest))
+            consumed = (*consumes, *self._closed)
+            await self._write(Entry(self.id, self._epoch, self._n, data, consumed, rest))
         except Interrupted:
             raise asyncio.CancelledError from None
         finally:
             # Whatever the outcome of the write, nothing works on the run here any more.
             self.session.drop(self)
             notify_watchers(self.session.store, self.id)
+        if cancelled:
+            raise asyncio.CancelledError
         return data
 
 

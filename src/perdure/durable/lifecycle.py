@@ -20,6 +20,7 @@ from perdure.engine.arguments import Arguments
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
+from perdure.engine.middleware import Activation, Around, Middleware
 from perdure.engine.step import Step
 from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import Task, cancel_and_wait, detached
@@ -39,7 +40,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off.
     `encode_input` checks and encodes the payload with which the run continues as new, `children`
-    makes the runs that it starts.
+    makes the runs that it starts. `around` is called around the function and its steps, and told
+    when the run became due. `callback_url` is where answers are taken. Listeners are told how it
+    ends if it is the run's function.
     """
 
     body: Body
@@ -55,6 +58,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     suspend_after: timedelta | None = None
     always_replay: bool = False
     arguments: Arguments = "off"
+    is_function: bool = True
+    around: tuple[Middleware, ...] = ()
+    due_at: datetime | None = None
+    callback_url: str = ""
 
 
 def open_host(
@@ -114,6 +121,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         encode_input=program.encode_input,
         children=program.children,
         arguments=program.arguments,
+        callback_url=program.callback_url,
         host=host,
     )
     await save_first(host)
@@ -121,7 +129,8 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = _start_timer(execution, program.deadline)
-    task = detached(run_function(execution, program.body))
+    body = _with_middleware(execution, host, program)
+    task = detached(run_function(execution, body, announce=program.is_function))
     try:
         await _ended(task)
     except asyncio.CancelledError:
@@ -139,6 +148,18 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.debug("run %r unwound with %r", host.id, error)
     return None
+
+
+def _with_middleware(execution: Execution, host: RunHost, program: Program) -> Body:
+    """Return the function as it is called: inside what is to be called around it."""
+    if not program.around:
+        return program.body
+    epoch = 0 if host.lease is None else host.lease.epoch
+    activation = Activation(epoch, host.takeovers, program.due_at)
+    around = host.around = Around(program.around, execution, activation)
+    if around.has_steps:
+        execution.around = around
+    return lambda step: around.run(lambda: program.body(step))
 
 
 def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:

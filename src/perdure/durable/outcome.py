@@ -34,7 +34,9 @@ def describe_outcome(
     run = host.execution
     failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
     record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
-    return Outcome(result, failed_block(host, record, run.failures_that_ended_it()), "failed")
+    facts = {"sagas": sagas} if (sagas := run.sagas_that_ended_it()) else {}
+    block = failed_block(host, record, run.failures_that_ended_it(), **facts)
+    return Outcome(result, block, "failed")
 
 
 def failed_block(

@@ -18,12 +18,20 @@ from perdure.durable.outcome import (
     recorded_result,
 )
 from perdure.durable.owners import describe_owner, new_owner
+from perdure.durable.rollback import (
+    drop_from,
+    end_or_undo,
+    first_to_repeat,
+    repeat_undos,
+    roll_back,
+    rolled_back,
+)
 from perdure.durable.session import Session, borrow, is_running, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
-from perdure.result import Result
+from perdure.result import Ok, Result
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_seed, new_snapshot, set_generation
-from perdure.snapshot.record import outcome_of
+from perdure.snapshot.record import outcome_of, result_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
 logger = logging.getLogger(__name__)
@@ -133,7 +141,12 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         host = open_host(session, request.id, History(request.id, stored), grant)
         await host.settle(stored["execution"], Rest("completed"))
         return result
-    return await _continue(await _resume(session, request, grant, stored), request)
+    host = await _resume(session, request, grant, stored)
+    is_undone = host.history.rollback is not None
+    result = await _continue(host, request)
+    if is_undone or host.history.rollback is None:
+        return result
+    return await _undo(session, request, result)
 
 
 async def _load(request: Request) -> Snapshot | None:
@@ -194,7 +207,7 @@ async def _resume(
     else:
         # Whatever a migration did to the metadata: steps must keep their idempotency keys.
         set_generation(history.metadata, generation)
-    is_retried = migrated is not None and _drop_failures(request, history, migrated)
+    is_retried = migrated is not None and _prepare_retry(request, history, migrated)
     if migrated is stored and not is_retried:
         return host
     if migrated is None:
@@ -209,8 +222,18 @@ async def _resume(
     return open_host(session, request.id, history, grant)
 
 
-def _drop_failures(request: Request, history: History, snapshot: Snapshot) -> bool:
+def _prepare_retry(request: Request, history: History, snapshot: Snapshot) -> bool:
     """Let failed steps run again; return whether the stored run must change for that."""
+    is_over = snapshot["execution"]["status"] == "failed"
+    if is_over and history.rollback is not None and repeat_undos(history):
+        return True
+    start = first_to_repeat(history, snapshot["execution"]) if is_over else None
+    if start is not None:
+        drop_from(history, start)
+    return _drop_failures(request, history, snapshot) or start is not None
+
+
+def _drop_failures(request: Request, history: History, snapshot: Snapshot) -> bool:
     failures = [] if request.replay_errors else failures_to_retry(snapshot)
     history.drop(failures)
     return bool(failures) and snapshot["execution"]["status"] == "failed"
@@ -235,21 +258,42 @@ async def _at_version(request: Request, stored: Snapshot) -> Snapshot | None:
     return assert_valid_snapshot(migration)
 
 
-async def _continue(host: RunHost, request: Request) -> Result[Any, Any]:
-    result = await run_to_rest(host, request.program)
+async def _undo(session: Session, request: Request, result: Result[Any, Any]) -> Result[Any, Any]:
+    """Undo the steps of a run that failed, and return how it failed, or that this did not work."""
+    grant = None
+    if can_lease(request.store):
+        answer = await lease(session, request)
+        if isinstance(answer, Refusal):
+            raise already_running(answer)
+        grant = answer
+    stored = await _load(request) if grant is None else grant.snapshot
+    return await _continue(
+        open_host(session, request.id, History(request.id, stored), grant), request, result
+    )
+
+
+async def _continue(
+    host: RunHost, request: Request, failure: Result[Any, Any] | None = None
+) -> Result[Any, Any]:
+    is_undone = host.history.rollback is not None
+    drive = roll_back if is_undone else run_to_rest
+    result = await drive(host, request.program)
     if (broken := host.execution.broken) is not None:
         # A record did not become durable, or the run is not ours: leave it as the store has it.
         if not isinstance(broken, LeaseLost):
             await log_failure(host.release())
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
-    delete = result.ok and not request.keep
-    if delete:
+    delete = result.ok and not request.keep and not is_undone
+    if is_undone:
+        outcome = _rolled_back(host, result, failure)
+    elif delete:
         outcome = Outcome(result, host.block("completed"), "completed")
     else:
         outcome = describe_outcome(host, result, request.fn, request.program.types)
+    rest = Rest(outcome.status, delete=delete)
     try:
-        await host.settle(outcome.block, Rest(outcome.status, delete=delete))
+        await host.settle(*end_or_undo(host, outcome.block, rest))
     except StoreError:
         await log_failure(host.release())
         if not delete:
@@ -262,3 +306,15 @@ async def _continue(host: RunHost, request: Request) -> Result[Any, Any]:
     except LeaseLost as error:
         return outcome_of(error)
     return outcome.result
+
+
+def _rolled_back(
+    host: RunHost, result: Result[Any, Any], failure: Result[Any, Any] | None
+) -> Outcome:
+    """Return the outcome of a run whose steps were undone after a failure."""
+    failures = result.value if isinstance(result, Ok) else {}
+    block, _ = rolled_back(host, failures)
+    if failures or failure is None:
+        record = codec.loads(codec.dumps(block.get("error")))
+        failure, _ = result_of(record, "run", lambda: None, host.execution.errors)
+    return Outcome(failure, block, "failed")

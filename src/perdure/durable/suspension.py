@@ -24,11 +24,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from perdure import codec
 from perdure.clock import Clock, parse_iso
 from perdure.durable.inbox import Inbox
+from perdure.engine.call import Received
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import Future, Task, awaited_future, awaits_only, detached, place
 from perdure.errors import PerdureError, Suspended
@@ -37,7 +38,7 @@ from perdure.store import Message
 
 logger = logging.getLogger(__name__)
 
-Answer: TypeAlias = "tuple[str, Any] | None"
+Answer: TypeAlias = Received | None
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
@@ -102,7 +103,7 @@ class Suspension:
         self._watcher: asyncio.Task[None] | None = None
 
     async def wait(self, wait: PendingWait) -> Answer:
-        """Wait for the time or the event; return an event's message id and payload."""
+        """Wait for the time or the event; return the message that came."""
         task = asyncio.current_task()
         assert task is not None, "a wait is awaited in a task"
         pending = PendingBranch(task, wait, self._inbox.reads)
@@ -127,7 +128,7 @@ class Suspension:
 
     def pause(self) -> None:
         """Let no step begin, and suspend the run as soon as nothing is in flight."""
-        self._run.pausing = True
+        self._run.pause()
         self.changed()
 
     def changed(self) -> None:
@@ -181,7 +182,7 @@ class Suspension:
         message = next((each for each in self._inbox if each.name == pending.event), None)
         if message is not None:
             self._inbox.hand_out(message)
-            pending.answer.set_result(_received(message))
+            pending.answer.set_result(received(message))
         elif pending.wake_at is not None and pending.wake_at <= self._known_until(pending):
             pending.answer.set_result(None)
         return pending.answer.done()
@@ -202,7 +203,10 @@ class Suspension:
                 self._stale = False
                 if await self._leaves_memory():
                     if self._run.live:
-                        self.suspended = [pending.wait for pending in self._pending.values()]
+                        # A branch may be held before a step that passes a token on.
+                        held = self._run.open_asks
+                        parked = {each.wait["id"]: each.wait for each in self._pending.values()}
+                        self.suspended = list({**held, **parked}.values())
                         self._run.break_off(Suspended())
                     return
                 if self._unsaved_deadline:
@@ -227,8 +231,8 @@ class Suspension:
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
         if not at_work or (is_quiet and self._without_progress(at_work, self._suspend_after)):
             return is_quiet
-        self._note_held(at_work, self._suspend_after)
-        return False
+        # A run that is only replayed does not wait for its own code without end.
+        return self._note_held(at_work, self._suspend_after) and self._run.replays_only
 
     def _may_leave(self, suspend_after: timedelta) -> bool:
         """Return whether nothing is in flight and the next wake time is far away."""
@@ -238,13 +242,16 @@ class Suspension:
         is_far = wake_at is None or wake_at - self._clock.now() > suspend_after
         return is_far or self._run.pausing
 
-    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> None:
-        """Log once that branches which never stop working keep a run that waits in memory."""
+    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> bool:
+        """Log once that branches which never stop working keep a run that waits in memory.
+
+        Return whether they have done so for long.
+        """
         now = self._clock.monotonic()
         if self._held_since is None:
             self._held_since = now
         is_long = now - self._held_since >= suspend_after.total_seconds() * _PATIENCE
-        if is_long and not self._said_held:
+        if is_long and not self._said_held and not self._run.replays_only:
             self._said_held = True
             logger.warning(
                 "run %r waits, but stays in memory: its own code keeps working beside the wait: "
@@ -252,6 +259,7 @@ class Suspension:
                 self._run.run_id,
                 ", ".join(place(task) for task in at_work),
             )
+        return is_long
 
     async def _branches_are_quiet(self) -> bool:
         """Let ready branches run; return whether all branches wait.
@@ -343,7 +351,7 @@ class Suspension:
             if (pending := self._next_for(message.name)) is not None:
                 self._inbox.hand_out(message)
                 pending.message = message
-                self._wake(pending, _received(message))
+                self._wake(pending, received(message))
         late: list[tuple[datetime, int, PendingBranch]] = []
         while (wake_at := self._next_wake()) is not None and wake_at <= self._clock.now():
             entry = heappop(self._by_time)
@@ -371,8 +379,9 @@ class Suspension:
         pending.answer.set_result(answer)
 
 
-def _received(message: Message) -> tuple[str, Any]:
-    return message.id, codec.decode(codec.loads(message.payload))
+def received(message: Message) -> Received:
+    """Return a message as a wait receives it."""
+    return Received(message.id, codec.decode(codec.loads(message.payload)), message.sent_at)
 
 
 async def _sleep(clock: Clock, pause: timedelta) -> None:

@@ -13,8 +13,10 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from perdure import codec
 from perdure.clock import Duration
+from perdure.engine.approvals import Gate, gate_of
 from perdure.engine.call import Decoration, StepCall
 from perdure.engine.execution import Execution
+from perdure.engine.sagas import check_undo
 from perdure.engine.step import current_execution
 from perdure.engine.tasks import mark_as_async
 from perdure.errors import InvalidArgument, StepFailed
@@ -35,7 +37,19 @@ def step(
     name: str | None = ...,
     retry: Retry | int | None = ...,
     timeout: Timeout | Duration | None = ...,
+    approve: str | Gate | None = ...,
     errors: Sequence[type[BaseException]] = ...,
+    undo: None = ...,
+) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]: ...
+@overload
+def step(
+    *,
+    name: str | None = ...,
+    retry: Retry | int | None = ...,
+    timeout: Timeout | Duration | None = ...,
+    approve: str | Gate | None = ...,
+    errors: Sequence[type[BaseException]] = ...,
+    undo: Callable[[T], object],
 ) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]: ...
 def step(
     fn: Any = None,
@@ -44,23 +58,29 @@ def step(
     name: str | None = None,
     retry: Retry | int | None = None,
     timeout: Timeout | Duration | None = None,
+    approve: str | Gate | None = None,
     errors: Sequence[type[BaseException]] = (),
+    undo: Callable[[Any], object] | None = None,
 ) -> Any:
     """Make each call of an async function inside a run a recorded step.
 
     The step has the name of the function, or `name`. Outside a run, a call just calls the function.
-    Inside the function of another step it raises `NestedStep`. `retry`, `timeout` and `errors` are
-    those of a step, and also apply where the function is passed to `step(…)` or `step.map`.
+    Inside the function of another step it raises `NestedStep`. `retry`, `timeout`, `approve`,
+    `errors` and `undo` are those of a step, and also apply where the function is passed to
+    `step(…)` or `step.map`.
     """
     if name is not None:
         name = check_unreserved(check_text(name, "name", "a non-empty string, or None"), "name")
     retries = None if retry is None else as_retry(retry)
     limit = None if timeout is None else as_timeout(timeout)
+    gate = None if approve is None else gate_of(approve)
     declared = check_errors(errors)
+    if undo is not None:
+        check_undo(undo)
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         id = _check_function(fn, name)
-        return _decorated(fn, id, Decoration(fn, retries, limit, declared))
+        return _decorated(fn, id, Decoration(fn, retries, limit, declared, gate, undo))
 
     return decorate if fn is None else decorate(fn)
 

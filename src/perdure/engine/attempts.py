@@ -16,8 +16,9 @@ from perdure.codec.scope import class_name
 from perdure.engine.call import RunHost, StepCall
 from perdure.engine.history import History
 from perdure.engine.invoke import Elapsed, invoke, within
+from perdure.engine.middleware import Around
 from perdure.errors import MissingAbility, StepFailed, StepTimeout
-from perdure.events import Event, StepRetry, StepTimedOut
+from perdure.events import Event, StepRetry, StepStart, StepTimedOut
 from perdure.result import Err
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import PendingWait
@@ -45,6 +46,8 @@ class AttemptingRun(Protocol):
     def host(self) -> RunHost | None: ...
     @property
     def live(self) -> bool: ...
+    @property
+    def around(self) -> Around | None: ...
     def break_off(self, error: BaseException) -> BaseException: ...
     def spend(self, wait: PendingWait) -> Awaitable[object]: ...
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None: ...
@@ -85,6 +88,8 @@ async def _pause(run: AttemptingRun, call: StepCall, retry: Retry, failure: Exce
     delay = delay_before(retry, call.attempt, run.random)
     facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
     run.tell(StepRetry, call, call.record_key, error=failure, **facts)
+    if run.around is not None:
+        run.around.retry(call, failure, delay)
     if delay <= (LONG_DELAY if run.host is None else run.host.suspend_after):
         await run.clock.sleep(delay)
         return
@@ -116,6 +121,10 @@ async def attempt_once(run: AttemptingRun, call: StepCall) -> Any:
         # The step itself has not failed: it did not begin.
         raise run.break_off(error) from error.__cause__
     try:
+        if not call.is_permitted:
+            call.is_permitted = True
+            call.started = run.clock.monotonic()
+            run.tell(StepStart, call, call.record_key)
         return await _invoke(run, call)
     finally:
         end()

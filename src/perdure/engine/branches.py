@@ -56,6 +56,13 @@ class Branch:
         # An id that looks like a repeated call always carries its count, so the two never meet.
         return id if n == 1 and not ("#" in id and _ends_in_count(id)) else f"{id}#{n}"
 
+    def has_called(self, call: str) -> bool:
+        """Return whether `call` returned this identity before."""
+        if call in self.calls and not _ends_in_count(call):
+            return True
+        id, _, n = call.rpartition("#")
+        return n.isdecimal() and self.calls.get(id, 0) >= int(n)
+
     def child(self, name: str = "") -> "Branch":
         """Return a new branch below this one, by its name or by the order of creation."""
         self.has_children = True

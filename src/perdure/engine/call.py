@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import timedelta
+from contextvars import ContextVar
+from datetime import datetime, timedelta
 from functools import partial
 from types import MappingProxyType, MethodType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -16,8 +17,37 @@ from perdure.retry import Retry, Timeout
 from perdure.snapshot import PendingWait, StepRecord
 
 Kind: TypeAlias = Literal[
-    "step", "sleep", "event", "race", "transaction", "call", "start", "result", "map"
+    "step",
+    "sleep",
+    "event",
+    "race",
+    "transaction",
+    "call",
+    "start",
+    "result",
+    "map",
+    "approval",
+    "callback",
+    "undo",
+    "saga",
 ]
+
+ASKS = ("approval", "callback")
+"""The kinds of calls that wait for an answer from outside."""
+
+WAITS = ("sleep", "event", *ASKS)
+"""The kinds of calls that only wait."""
+
+SCOPE: ContextVar[Any] = ContextVar("perdure_saga", default=None)
+"""The innermost scope of a saga that the running code belongs to; branches inherit it."""
+
+
+class Received(NamedTuple):
+    """A message that a wait received."""
+
+    message_id: str
+    payload: Any
+    sent_at: datetime
 
 
 class StepCall(Leaf):
@@ -27,13 +57,19 @@ class StepCall(Leaf):
     key that was reserved for the record when the call began. The write of the record also consumes
     the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
     that made a race fail, `event` is the name of the event that a wait received, `run` the id of
-    the run that was started or waited for.
+    the run that was started or waited for. `is_permitted` is whether its limit has permitted an
+    attempt, `within` the branch of a call with an explicit key. `answer` is what the record says of
+    the answer to an approval or callback, `token` the idempotency key of a step that passes a token
+    on, `gate` what is awaited before a step that has no record begins. `undo` is the function that
+    undoes the step, given its value, `undo_retry` says how that is retried, `sagas` are the scopes
+    it belongs to. A recorded failure of a `prompt` call is raised before other branches run.
     """
 
     kind: Kind = "step"
     retries: Retry | None = None
     timeout: Timeout | None = None
     limit: Cost | None = None
+    is_permitted: bool = False
     returns: Any = None
     errors: tuple[type[BaseException], ...] = ()
     ttl: timedelta | None = None
@@ -44,6 +80,14 @@ class StepCall(Leaf):
     failures: Sequence[str] = ()
     event: str = ""
     run: str = ""
+    undo: Callable[[Any], object] | None = None
+    undo_retry: Retry | None = None
+    sagas: Sequence[str] = ()
+    prompt: bool = False
+    within: str = ""
+    answer: dict[str, Any] | None = None
+    token: str = ""
+    gate: "Callable[[Any, StepCall], Awaitable[object]] | None" = None
 
     def __init__(
         self,
@@ -64,6 +108,7 @@ class StepCall(Leaf):
         else:
             self.call = key
             self.path = self.fingerprint = ""
+            self.within = branch.path
         self.fn = fn
         self.args = args
 
@@ -126,10 +171,13 @@ class Decoration(NamedTuple):
     retries: Retry | None = None
     timeout: Timeout | None = None
     errors: tuple[type[BaseException], ...] = ()
+    gate: Callable[[Any, StepCall], Awaitable[object]] | None = None
+    undo: Callable[[Any], object] | None = None
 
     def apply(self, call: StepCall) -> StepCall:
         """Make the options of the decorator those of a call."""
         call.retries, call.timeout, call.errors = self.retries, self.timeout, self.errors
+        call.gate, call.undo = self.gate, self.undo
         return call
 
 
@@ -185,8 +233,15 @@ class RunHost(Protocol):
         """Return the names and payloads of the messages of a log, a run that is never leased."""
         ...
 
-    async def wait(self, wait: PendingWait) -> tuple[str, object] | None:
-        """Wait for the wait's time or event; return an event's message id and payload."""
+    async def wait(self, wait: PendingWait) -> Received | None:
+        """Wait for the wait's time or event; return the message that came."""
+        ...
+
+    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received | None:
+        """Answer a wait of this run itself, unless it has been answered; return what counts.
+
+        A cancellation is raised as `Interrupted` after the message was sent and read.
+        """
         ...
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:

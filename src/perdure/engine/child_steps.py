@@ -19,7 +19,7 @@ from perdure.engine.questions import Question, reply, reply_call
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
 from perdure.errors import InvalidArgument, RunFailed
 from perdure.result import Err, Ok
-from perdure.validation import check_id, check_int, check_text, check_user_id
+from perdure.validation import check_int, check_text, check_unreserved, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class ChildSteps:
         ends, or the branch that waits loses a race, the child is cancelled, unless
         `on_parent_end="abandon"`.
         """
-        checked = _check_options(options)
+        checked = self._checked(options, CallOptions)
         host, target, call = self._prepare("step.call", id, workflow, payload)
         call.kind = "call"
         return call_run(self._run, call, host, target, checked)
@@ -144,7 +144,7 @@ class ChildSteps:
         `step.result` waits for it. The options are those of `step.call`; the run is due at once,
         `at` a time or after a `delay`.
         """
-        checked = _check_options(options)
+        checked = self._checked(options, StartOptions)
         _, target, call = self._prepare("step.start", id, workflow, payload)
         call.kind = "start"
         call.returns = RunRef[Any]
@@ -180,9 +180,9 @@ class ChildSteps:
         """
         children = children_of(self._run, "step.result")
         ref: RunRef[Any] = run if isinstance(run, RunRef) else RunRef(run)
-        check_id(ref.id, "run")
+        check_user_id(ref.id, "run")
         if ref.id == self._run.run_id:
-            raise InvalidArgument("run", run, "another run: this one cannot wait for its own end")
+            raise InvalidArgument("run", run, _ANOTHER)
         if timeout is not None:
             parse_duration(timeout, "timeout")
         target = children.known(ref.workflow)
@@ -246,7 +246,7 @@ class ChildSteps:
         `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
         failed, `RunFailed` is raised. The other options are those of `step.call`.
         """
-        checked = _check_options(options)
+        checked = self._checked(options, MapOptions)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes):
             raise InvalidArgument("items", items, "an iterable of payloads")
         if on_error not in get_args(OnError):
@@ -269,6 +269,14 @@ class ChildSteps:
         """
         return reply(self._run, reply_call(self._run, question, value), question)
 
+    def _checked(
+        self, options: Mapping[str, Any], known: type[MapOptions] | type[StartOptions]
+    ) -> ChildOptions:
+        checked = _check_options(options, [*known.__annotations__])
+        if checked.run_id is not None and checked.run_id == self._run.run_id:
+            raise InvalidArgument("run_id", checked.run_id, _ANOTHER)
+        return checked
+
     def _prepare(
         self, what: str, id: str, workflow: object, payload: object
     ) -> tuple[RunHost, Target[Any, Any], StepCall]:
@@ -279,8 +287,10 @@ class ChildSteps:
         return run.host, target, run.call(id, target.fn, args)
 
 
-def _check_options(options: Mapping[str, Any]) -> ChildOptions:
-    known = ChildOptions.__struct_fields__[:-1]
+_ANOTHER = "another run: this one cannot wait for its own end"
+
+
+def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> ChildOptions:
     if unknown := [name for name in options if name not in known]:
         raise InvalidArgument(unknown[0], options[unknown[0]], f"one of {', '.join(known)}")
     checked = ChildOptions(**options)
@@ -292,5 +302,5 @@ def _check_options(options: Mapping[str, Any]) -> ChildOptions:
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise InvalidArgument("inherit", names, "a list of names of tags")
     for name in names:
-        check_text(name, "inherit", "a list of names of tags")
+        check_unreserved(check_text(name, "inherit", "a list of names of tags"), "inherit")
     return checked

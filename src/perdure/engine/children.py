@@ -57,7 +57,7 @@ async def call_run(
     """Start a run, wait for its end, and return its output."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     children = children_of(run, "step.call")
     await begin_call(run, call)
     try:
@@ -116,7 +116,7 @@ async def await_run(
     """Wait for the end of a run that exists, and return its output."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     children = children_of(run, "step.result")
     await begin_call(run, call)
     try:
@@ -134,8 +134,8 @@ async def await_run(
 
 async def begin_call(run: Execution, call: StepCall) -> None:
     """Begin a call that is more than a function; if the run is being paused, stop here."""
-    if run.pausing:
-        await run.hold(call)
+    if run.gated:
+        await run.gate(call)
     run.begin(call)
     run.branches.begin(call)
 
@@ -185,9 +185,8 @@ async def _receive_end(
         give_up(run, wait)
         seconds = run.clock.monotonic() - call.started
         return await run.fail(call, StepTimeout(call.id, seconds))
-    message_id, payload = answer
-    call.consumes = (message_id,)
-    outcome = codec.loads(payload["outcome"].encode())  # type: ignore[index]  # our own message
+    call.consumes = (answer.message_id,)
+    outcome = codec.loads(answer.payload["outcome"].encode())
     types = codec.NO_TYPES if target is None else target.types
     scope = run.errors if target is None else run.errors.inside((), target.fn)
     result, error = result_of(outcome, call.run, call.return_type, scope, call.error_type, types)

@@ -19,10 +19,11 @@ from perdure.clock import Clock, isoformat, parse_iso
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import NO_STORE, attempt_once, attempts
 from perdure.engine.branches import Branch, Branches
-from perdure.engine.call import RunHost, StepCall, undecorated
-from perdure.engine.failures import leading_to
-from perdure.engine.history import EncodedRecord, History, warnings_of
+from perdure.engine.call import SCOPE, WAITS, Received, RunHost, StepCall, undecorated
+from perdure.engine.failures import leading_to, passing_through
+from perdure.engine.history import EncodedRecord, History, Marked, warnings_of
 from perdure.engine.invoke import check_callable, invoke, is_awaited
+from perdure.engine.middleware import Around
 from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
@@ -32,6 +33,7 @@ from perdure.errors import (
     ManualValueError,
     MissingAbility,
     RunOver,
+    Suspended,
 )
 from perdure.events import (
     Event,
@@ -56,6 +58,8 @@ from perdure.snapshot.record import (
 from perdure.validation import RESERVED, check_text, check_unreserved
 
 _STEP_NAME = "the step's name, a non-empty string"
+_TURNS = 100
+"""How many iterations of the event loop other branches get to be replayed."""
 
 
 class Execution:
@@ -68,8 +72,10 @@ class Execution:
         "_over",
         "_warned",
         "arguments",
+        "around",
         "branches",
         "cache",
+        "callback_url",
         "children",
         "clock",
         "deps",
@@ -77,14 +83,21 @@ class Execution:
         "ended_by",
         "errors",
         "failures",
+        "gated",
         "history",
         "host",
+        "open_asks",
         "pausing",
         "payload",
         "random",
+        "replayed",
+        "replays_only",
         "retries",
         "run_id",
+        "saga_failures",
         "types",
+        "undos",
+        "unknown_undos",
         "unseen_events",
         "workflow",
     )
@@ -106,6 +119,7 @@ class Execution:
         encode_input: Callable[[Any], Any] | None = None,
         children: ChildRuns | None = None,
         arguments: Arguments = "off",
+        callback_url: str = "",
         host: RunHost | None = None,
     ) -> None:
         self.workflow = workflow
@@ -113,24 +127,27 @@ class Execution:
         self.run_id = run_id
         self.history = history
         self.branches = Branches()
-        self.clock = clock
-        self.random = random
+        self.clock, self.random = clock, random
         self.cache = cache
-        self.errors = errors
-        self.types = types
+        self.errors, self.types = errors, types
         self.host = host
-        self.payload = payload
-        self.deps = deps
+        self.payload, self.deps = payload, deps
         self.encode_input = encode_input
         self.children = children
+        self.callback_url = callback_url
+        self.open_asks: dict[str, PendingWait] = {}
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
+        # Set by the host if there is middleware for steps.
+        self.around: Around | None = None
         self._emit = emit
         self._broken: BaseException | None = None
-        self._over = False
-        self._warned = False
-        self.retries = 0
-        self.pausing = False
+        self._over = self._warned = False
+        self.replayed = self.retries = 0
+        self.gated = self.pausing = self.replays_only = False
+        self.unknown_undos = set(history.owed()) if history.marked else set()
+        self.undos: dict[str, StepCall] = {}
+        self.saga_failures: dict[str, BaseException] = {}
         self._keys_in_use: dict[str, asyncio.Event] = {}
         self.unseen_events: list[tuple[Branch, StepCall]] = []
 
@@ -216,6 +233,10 @@ class Execution:
         """Return the keys of the failed steps that the run's end comes from."""
         return leading_to(self.failures, self.ended_by)
 
+    def sagas_that_ended_it(self) -> list[str]:
+        """Return the keys of the sagas through which the run's end came."""
+        return passing_through(self.saga_failures, self.failures, self.ended_by)
+
     def perform(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         """Answer from the record, from the cache, or by running the step."""
         return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
@@ -254,12 +275,17 @@ class Execution:
         if record is None:
             self.tell(StepCacheMiss, call, key)
             return None
+        # What another run did is not undone by this one.
+        record.pop("undo", None)
         self.history.load({key: record})
         return self.recorded(call)
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""
         self.history.last_key = key
+        if call.undo is not None and "undo" in record:
+            self.add_undo(call, key)
+        self.replayed += 1
         # Most records: a JSON value that no listener wants to see. Nothing needs to be rebuilt.
         if self._emit is None and is_plain(record):
             return record.get("value")
@@ -288,17 +314,26 @@ class Execution:
         """Reserve the key of the call's record, and publish that the step starts."""
         if self._broken is not None or self._over:
             self._refuse(call.id)
+        if call.undo is not None and self.host is None:
+            raise MissingAbility(NO_STORE, "journal", f"the undo of step {call.id!r}")
         call.record_key = self.history.reserve(call.path, call.call)
-        if self._emit is not None and call.kind not in ("sleep", "event"):
+        # One with a limit starts when the limit permits its first attempt.
+        if self._emit is not None and call.limit is None and call.kind not in WAITS:
             self.tell(StepStart, call, call.record_key)
         call.started = self.clock.monotonic()
 
     async def _execute(self, call: StepCall) -> Any:
         found = self.recorded(call)
         if found is not None:
+            if self.unknown_undos:
+                return await self.answer(call, *found)
             return self.replay(call, *found)
-        if self.pausing:
-            await self.hold(call)
+        if call.gate is not None:
+            if self.gated:
+                await self.gate(call)
+            await call.gate(self, call)
+        if self.gated:
+            await self.gate(call)
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
@@ -307,8 +342,10 @@ class Execution:
             token = POSITION.set(call)
             try:
                 try:
-                    if call.retries is not None or call.timeout is not None or call.limit:
-                        value = await attempts(self, call, partial(attempt_once, self, call))
+                    if self.around is not None:
+                        value = await self.around.step(call, partial(self._attempts, call))
+                    elif call.retries is not None or call.timeout is not None or call.limit:
+                        value = await self._attempts(call)
                     elif is_awaited(call.fn):
                         value = await call.fn(*call.args)
                     else:
@@ -328,6 +365,65 @@ class Execution:
         finally:
             self.branches.end(call)
 
+    def pause(self) -> None:
+        """Let no call without a record begin."""
+        self.gated = self.pausing = True
+
+    def replay_only(self) -> None:
+        """Answer calls from their records only, until the undos of all steps are known."""
+        self.replays_only = self._warned = True
+        self.pause()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the calling branch must not get further than its records."""
+        scope = SCOPE.get()
+        return self.replays_only or (scope is not None and scope.is_closed)
+
+    async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
+        """Stop a call that has no record, where none may begin; a wait may begin during a pause."""
+        if (scope := SCOPE.get()) is not None and call.kind != "undo":
+            await scope.stop(call)
+        if self.pausing and (self.replays_only or not is_wait):
+            await self.hold(call)
+
+    def add_undo(self, call: StepCall, key: str) -> None:
+        """Remember how a recorded step is undone."""
+        self.undos[key] = call
+        if (scope := SCOPE.get()) is not None:
+            call.undo_retry = scope.retry
+        self.unknown_undos.discard(key)
+        if self.replays_only and not self.unknown_undos:
+            # Whatever else the function does when it is replayed, nothing needs it.
+            self.break_off(Suspended())
+
+    def find_undo(self, call: StepCall) -> None:
+        """Remember how a step is undone whose record is not asked for."""
+        key = self.history.find(call.path, call.call)
+        if key is not None and key in self.unknown_undos and call.undo is not None:
+            self.add_undo(call, key)
+
+    def value_of(self, call: StepCall, key: str) -> Any:
+        """Return the value that a recorded step returned, as it was."""
+        record, scope = self.history.get(key), self._scope(call)
+        result, _ = result_of(record, call.id, call.return_type, scope, call.error_type, self.types)
+        return result.unwrap()
+
+    async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
+        """Return what a record says, or raise it after other branches have shown their undos.
+
+        A failure may make the function cancel them, which happens later when it is first raised.
+        """
+        if not record["ok"] and not call.prompt:
+            for _ in range(_TURNS):
+                if not self.unknown_undos:
+                    break
+                await self.clock.sleep(0)
+        return self.replay(call, key, record)
+
+    def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
+        return attempts(self, call, partial(attempt_once, self, call))
+
     async def hold(self, call: StepCall) -> None:
         """Stop the calling branch at a step that is not to begin: the run is being paused."""
         if self._broken is not None or self._over:
@@ -339,8 +435,8 @@ class Execution:
         finally:
             self.branches.end(call)
 
-    async def spend(self, wait: PendingWait) -> tuple[str, object] | None:
-        """Spend a durable wait, and close it; return an event's message id and payload."""
+    async def spend(self, wait: PendingWait) -> Received | None:
+        """Spend a durable wait, and close it; return the message that came."""
         try:
             answer = await self._wait(wait)
         except asyncio.CancelledError:
@@ -353,7 +449,7 @@ class Execution:
         self.history.close_wait(wait["id"])
         return answer
 
-    async def _wait(self, wait: PendingWait) -> tuple[str, object] | None:
+    async def _wait(self, wait: PendingWait) -> Received | None:
         if self.host is not None:
             return await self.host.wait(wait)
         if wait["kind"] == "event":
@@ -395,6 +491,9 @@ class Execution:
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record that the store has accepted answer its calls."""
         self.history.publish(record)
+        if call.undo is not None and record.json.startswith(b'{"ok":true'):
+            self.history.marked[record.key] = Marked(call.path, call.sagas)
+            self.add_undo(call, record.key)
         for key, json in call.replaces.items():
             self.history.silence(key, json)
             if key in self.history.unclaimed and self.host is not None:
@@ -413,6 +512,8 @@ class Execution:
         if self._broken is not None or self._over:
             self.check_live(call.id)
         at, key = isoformat(self.clock.now()), call.record_key
+        if call.undo is not None and (scope := SCOPE.get()) is not None:
+            call.sagas = scope.names
         try:
             record, visible, losses = success_record(
                 call, value, at, self._milliseconds(call), self.types
@@ -467,4 +568,4 @@ class Execution:
 
     def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
         """Publish an event of a step."""
-        self.announce(event, step=call.id, key=key, **facts)
+        self.announce(event, step=call.id, key=key, branch=call.path, call=call.call, **facts)

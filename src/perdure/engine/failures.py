@@ -23,6 +23,21 @@ def leading_to(
     return list(dict.fromkeys(key for key in keys if key is not None))
 
 
+def passing_through(
+    sagas: Mapping[str, BaseException],
+    failures: Mapping[str, BaseException],
+    end: BaseException | Err[Any] | None,
+) -> list[str]:
+    """Return the keys of the sagas that an exception, or a returned `Err`, went through."""
+    recorded = {id(failure) for failure in failures.values()}
+    links = {id(link) for link in _links(end, stop_at=recorded)}
+    return [
+        key
+        for key, error in sagas.items()
+        if id(error) in links or (isinstance(error, StepFailed) and id(error.error) in links)
+    ]
+
+
 def _links(end: BaseException | Err[Any] | None, stop_at: Container[int]) -> Iterator[object]:
     seen: set[int] = set()
     todo: list[object] = [end.error, end.cause] if isinstance(end, Err) else [end]

@@ -51,24 +51,20 @@ class Deps(Mapping[str, Any]):
         return len(self._items)
 
 
-async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+async def run_function(
+    run: Execution, body: Callable[[Step], Awaitable[Any]], *, announce: bool = True
+) -> Result[Any, Any]:
     """Call the function once over the run's history and return how it ended.
 
     Branches that the function left running are cancelled; what they were writing is written first.
     Only what is not an `Exception` is raised: above all, cancellation.
     """
+    if not announce:
+        return await _run_to_end(run, body)
     started = run.clock.monotonic()
     run.announce(WorkflowStart)
     try:
-        with run.branches:
-            if run.broken is not None:
-                # The run was broken off before its task began.
-                run.branches.cancel()
-            try:
-                outcome = await _outcome(run, body)
-            finally:
-                run.end()
-                await run.branches.unwind()
+        outcome = await _run_to_end(run, body)
     except asyncio.CancelledError as error:
         if isinstance(run.broken, Suspended):
             run.announce(WorkflowSuspended, started)
@@ -81,6 +77,18 @@ async def run_function(run: Execution, body: Callable[[Step], Awaitable[Any]]) -
     else:
         run.announce(WorkflowError, started, error=outcome.error)
     return outcome
+
+
+async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
+    with run.branches:
+        if run.broken is not None:
+            # The run was broken off before its task began.
+            run.branches.cancel()
+        try:
+            return await _outcome(run, body)
+        finally:
+            run.end()
+            await run.branches.unwind()
 
 
 async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:

@@ -13,18 +13,25 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import msgspec
 
 from perdure import codec
-from perdure.engine.branches import join_path, split_path
+from perdure.engine.ahead import Ahead
+from perdure.engine.branches import Branch, join_path, split_path
 from perdure.snapshot import (
     ExecutionBlock,
     OutboxItem,
     PendingWait,
+    Rollback,
     Snapshot,
     StepRecord,
     generation_of,
     open_waits,
     outbox_of,
 )
+from perdure.snapshot.acts import with_act
+from perdure.snapshot.asks import is_ask
+from perdure.snapshot.patches import moved_patches, without_patches
+from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
+from perdure.validation import RESERVED
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +50,13 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     warnings: tuple[dict[str, str], ...] = ()
 
 
+class Marked(NamedTuple):
+    """A recorded step that can be undone: its branch, and the scopes it belongs to."""
+
+    branch: str
+    sagas: Sequence[str]
+
+
 class Children(NamedTuple):
     """Runs that one call started and that end with this run; `branch` is the one that called."""
 
@@ -54,10 +68,14 @@ class History:
     """The records of one run, its open waits, its metadata and its outbox.
 
     `outbox` contains what the run does to other runs and what is not known to have been delivered,
-    `children` the runs that it started and that are cancelled with it.
+    `children` the runs that it started and that are cancelled with it. `asks` are waits that a
+    token answers, by the name of the message: those that are stored and were not closed, even if
+    they are no longer among `waits`. `rollback` is why its steps are undone, `marked` are the steps
+    that can be undone, by key.
     """
 
     __slots__ = (
+        "_ahead",
         "_calls",
         "_foreign",
         "_loaded",
@@ -67,14 +85,17 @@ class History:
         "_skipped",
         "_stored_items",
         "_stored_waits",
+        "asks",
         "changed_metadata",
         "changed_outbox",
         "changed_waits",
         "children",
         "last_key",
+        "marked",
         "metadata",
         "name",
         "outbox",
+        "rollback",
         "unclaimed",
         "waits",
         "warnings",
@@ -97,10 +118,14 @@ class History:
         self.waits: dict[str, PendingWait] = {}
         self.changed_waits: dict[str, PendingWait | None] = {}
         self._stored_waits: set[str] = set()
+        self.asks: dict[str, PendingWait] = {}
         self.outbox: dict[str, OutboxItem] = {}
         self.changed_outbox: dict[str, OutboxItem | None] = {}
         self._stored_items: set[str] = set()
         self.children: dict[str, dict[int, Children]] = {}
+        self.marked: dict[str, Marked] = {}
+        self.rollback: Rollback | None = None
+        self._ahead: Ahead | None = None
         if snapshot is not None:
             self._restore(snapshot)
 
@@ -110,8 +135,10 @@ class History:
         self.warnings.extend(snapshot.get("warnings") or ())
         self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
         self._stored_waits.update(self.waits)
+        self.asks = {wait.get("event", ""): wait for wait in self.waits.values() if is_ask(wait)}
         self.outbox = outbox_of(snapshot)
         self._stored_items.update(self.outbox)
+        self.rollback = rollback_of(snapshot)
         self.load(snapshot["steps"])
 
     @property
@@ -133,6 +160,8 @@ class History:
                 root[record.get("call", key)] = key
             if record.get("kind") in ("start", "map") and "run" in record:
                 self._load_child(record)
+            if "undo" in record and record["ok"]:
+                self.marked[key] = Marked(record.get("branch", ""), record.get("sagas", ()))
             if "unclaimed" in record:
                 self._silent.add(key)
                 if record["unclaimed"]:
@@ -156,6 +185,30 @@ class History:
         self._skipped |= {f"{join_path(branch, call)}>"}
         self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
 
+    def is_ahead_of(self, branch: Branch) -> bool:
+        """Return whether records or open waits belong to calls that this branch has not made yet,
+        or to branches that it has not created yet. Those that lost a race do not count.
+        """
+        if self._ahead is None:
+            self._ahead = Ahead(self._stored_calls(), self._is_asked)
+        # Another writer of the format does not say which branch made a record.
+        return bool(self._foreign) or self._ahead.is_before(branch)
+
+    def _is_asked(self, key: str) -> bool:
+        return bool(key) and key not in self._loaded
+
+    def _stored_calls(self) -> Iterator[tuple[str, str, str]]:
+        """Yield branch, call and key of each record that nothing has asked for, and branch and call
+        of each wait.
+        """
+        for key in tuple(self._records):
+            if key in self._loaded and key not in self._silent:
+                record = self._peek(key)
+                # An explicit key is an identity in the whole run, and yet a branch has used it.
+                yield record.get("within") or record.get("branch", ""), record.get("call", key), key
+        for id in tuple(self.waits):
+            yield *split_path(id), ""
+
     def get(self, key: str) -> StepRecord:
         """Return a record as a dict of the caller's own: changing it changes nothing here."""
         record = self._records[key]
@@ -164,6 +217,16 @@ class History:
         # The loaded dict is given away, and what it says is kept.
         self._records[key] = codec.dumps(record)
         return cast(StepRecord, record)
+
+    def _peek(self, key: str) -> StepRecord:
+        """Return a record that the caller only reads."""
+        record = self._records[key]
+        return codec.loads(record) if type(record) is bytes else cast(StepRecord, record)
+
+    @property
+    def last_record(self) -> str:
+        """The key of the record that was made last; empty if there is none."""
+        return next(reversed(self._records), "")
 
     def attempts(self, key: str) -> int:
         """Return how many attempts a step took; 1 if that is not recorded."""
@@ -211,16 +274,41 @@ class History:
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget records, so that their steps run again."""
+        keys = list(keys)
+        for name, answer in moved_patches(self.metadata, self, {*keys}).items():
+            self.set_metadata(name, answer)
         for key in keys:
             record = self._records.pop(key, None)
             if record is None:
                 continue
             self._foreign.discard(key)
             self._loaded.discard(key)
+            self.marked.pop(key, None)
             fields = codec.loads(record) if isinstance(record, bytes) else record
             self._calls.get(fields.get("branch", ""), {}).pop(fields.get("call", key), None)
             if fields.get("kind") == "start":
                 self.children.pop(fields.get("run", ""), None)
+
+    def steps(self) -> dict[str, StepRecord]:
+        """Return the records by key, in the order they were made."""
+        return {key: self.get(key) for key in self}
+
+    def owed(self, saga: str | None = None) -> list[str]:
+        """Return the keys of the steps that can be undone and were not, in their order: all, or
+        those that belong to a scope.
+        """
+        marked = self.marked.items()
+        keys = (key for key, each in marked if saga is None or saga in each.sagas)
+        return [key for key in keys if not self.is_undone(key)]
+
+    def is_undone(self, key: str) -> bool:
+        """Return whether a step was undone."""
+        record = self._records.get(UNDO + key)
+        return record is not None and not _is_failure(record)
+
+    def forget_waits(self) -> None:
+        """Forget what the run waits for: the next write contains the whole run."""
+        self.waits, self.changed_waits = {}, {}
 
     def mark_unclaimed(self, key: str) -> dict[str, bytes]:
         """Make the event of a wait's record available to the next wait for it.
@@ -247,7 +335,8 @@ class History:
     def untouched(self) -> list[str]:
         """Return the keys of loaded records that nothing has asked for.
 
-        Steps in the branches of a race that answered from its record had no need to be asked.
+        Steps in the branches of a race that answered from its record had no need to be asked, nor
+        had those of the engine.
         """
         if not self._loaded:
             return []
@@ -260,7 +349,9 @@ class History:
         return [
             key
             for key in self._records
-            if key in self._loaded and not _is_below(self.get(key).get("branch", ""), answered)
+            if key in self._loaded
+            and not key.startswith(RESERVED)
+            and not _is_below(self.get(key).get("branch", ""), answered)
         ]
 
     def __len__(self) -> int:
@@ -277,8 +368,9 @@ class History:
         """Return the summary of the run whose snapshot has so many bytes."""
         records = self._records
         failed = sum(map(_is_failure, records.values()))
-        last_step = next(reversed(records), "")
-        return encode_summary(self.metadata, execution, len(records), failed, last_step, size)
+        last, waits = self.last_record, execution.get("pending", ())
+        count = len(records)
+        return encode_summary(self.metadata, execution, count, failed, last, size, waits)
 
     def open_wait(self, wait: PendingWait) -> PendingWait:
         """Begin a wait, or return the one that began under this id in an earlier activation."""
@@ -288,9 +380,17 @@ class History:
             self.waits[wait["id"]] = self.changed_waits[wait["id"]] = known = wait
         return known
 
+    def change_wait(self, wait: PendingWait) -> PendingWait:
+        """Begin a wait, or replace the one that has this id."""
+        self.waits[wait["id"]] = self.changed_waits[wait["id"]] = wait
+        if is_ask(wait):
+            self.asks[wait.get("event", "")] = wait
+        return wait
+
     def close_wait(self, id: str) -> None:
-        """End a wait."""
-        self.waits.pop(id, None)
+        """End a wait. If it has a token, no answer can come any more, or its answer is recorded."""
+        if (wait := self.waits.pop(id, None)) is not None and is_ask(wait):
+            self.asks.pop(wait.get("event", ""), None)
         if id in self._stored_waits:
             self.changed_waits[id] = None
         else:
@@ -312,6 +412,11 @@ class History:
         """Change the run's metadata: durable with the next write, whatever that is for."""
         if self.metadata.get(name) != value:
             self.metadata[name] = self.changed_metadata[name] = value
+
+    def add_act(self, act: dict[str, Any]) -> None:
+        """Record who intervened in the run: durable with the next write."""
+        for name, value in with_act(self.metadata, act).items():
+            self.set_metadata(name, value)
 
     def take_changed_metadata(self) -> Mapping[str, Any]:
         """Return the metadata that changed since the last call, for the next write."""
@@ -397,22 +502,24 @@ class History:
         """
         generation = self.generation + 1
         following = History(self.name)
-        following.metadata = {**self.metadata, "input": data, "generation": generation}
-        following.outbox = self.outbox
+        kept = without_patches(self.metadata)
+        following.metadata = {**kept, "input": data, "generation": generation}
+        following.outbox, following.asks = self.outbox, self.asks
         # The call that triggered the run may be repeated, and must recognise its payload.
         following.metadata.setdefault("firstInput", self.metadata.get("input"))
         for key, record in self.unclaimed.items():
             # Under a name that no call of the next generation has.
-            kept = f"~unclaimed:{generation}:{key}"
-            facts: Any = {**record, "branch": "", "call": kept}
-            following.load({kept: facts})
+            name = f"~unclaimed:{generation}:{key}"
+            facts: Any = {**record, "branch": "", "call": name}
+            following.load({name: facts})
         return following
 
     def without_records(self) -> "History":
         """Return a history that has the run's name, metadata and children, and no records."""
         empty = History(self.name)
         empty.metadata = self.metadata
-        empty.waits, empty.children = self.waits, self.children
+        empty.waits, empty.children, empty.outbox = self.waits, self.children, self.outbox
+        empty.asks = self.asks
         return empty
 
     def copy(self) -> "History":

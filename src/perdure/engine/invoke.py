@@ -36,7 +36,13 @@ async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
                 _awaited.add(code)
     if style == _AWAITED:
         return await fn(*args)
-    value = fn(*args) if style == _IN_PLACE else await asyncio.to_thread(_in_thread, fn, args)
+    if style == _IN_PLACE:
+        value = fn(*args)
+    else:
+        value = await asyncio.to_thread(_in_thread, fn, args)
+        # A thread that has ended already is not waited for from Python 3.13 on. What it asked the
+        # loop to do, such as a report, is to happen before the step ends.
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes: the loop turns once
     return await value if inspect.isawaitable(value) else value
 
 

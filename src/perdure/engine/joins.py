@@ -5,17 +5,19 @@ import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from perdure.clock import isoformat
 from perdure.engine.branches import Branch
-from perdure.engine.call import StepCall
+from perdure.engine.call import ASKS, SCOPE, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
+from perdure.engine.sagas import LostBranch
 from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
+from perdure.snapshot.asks import answer_in
 from perdure.snapshot.record import outcome_of
 
 Name: TypeAlias = str | int
@@ -80,6 +82,8 @@ async def run_each(
                 if not collect:
                     # Recorded calls answer without yielding, in order: a replay gets here before it
                     # could start a call that the first run did not.
+                    for _, skipped in todo:
+                        run.find_undo(skipped)
                     _skip(run, flattened(todo))
                     todo.clear()
 
@@ -158,9 +162,12 @@ async def race(
         branches = [parent.child(name if isinstance(name, str) else "") for name in names]
         racers = [Racer(*each) for each in zip(names, branches, work, strict=True)]
         found = run.recorded(call)
+        if found is None and run.gated and run.stops:
+            return await _replay_all(run, call, racers)
         if found is None:
             return await _decide(run, call, parent, racers)
         winner = _recorded_winner(run, call, racers, *found)
+        _replay_losers(run, [racer for racer in racers if racer is not winner])
         _, task = await _first_to_end(run, [winner])
         return winner.name, task.result()
     finally:
@@ -174,12 +181,14 @@ async def _decide(
     winner, task = await _first_to_end(run, racers)
     run.branches.begin(call)
     try:
+        answered = _answered(run, winner, racers)
+        winner = answered or winner
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
         losers = {racer.branch.path for racer in racers if racer is not winner}
         started = run.history.open_children(losers)
         run.history.cancel_runs(call.wait_id(), started, isoformat(run.clock.now()))
         try:
-            value = task.result()
+            value = task.result() if answered is None else _value_of(run, answered)
         except Exception as error:  # noqa: BLE001  # the user's function
             call.failures = leading_to(run.failures, error)
             return await run.fail(call, error)  # type: ignore[no-any-return]  # it raises
@@ -187,6 +196,62 @@ async def _decide(
         return winner.name, value
     finally:
         run.branches.end(call)
+
+
+def _answered(run: Execution, winner: Racer, racers: Iterable[Racer]) -> Racer | None:
+    """Return the branch that wins instead: one that is a question, and was answered in time.
+
+    The person who answered was told that the answer counts. The function has seen neither branch.
+    """
+    if _is_answered(run, winner):
+        return None
+    return next((racer for racer in racers if _is_answered(run, racer)), None)
+
+
+def _is_answered(run: Execution, racer: Racer) -> bool:
+    call = racer.call
+    if call is None or call.kind not in ASKS:
+        return False
+    key = run.history.find(call.path, call.call)
+    if key is None:
+        return False
+    record = run.history.get(key)
+    answer = answer_in(record)
+    return record["ok"] and answer is not None and not answer.get("expired")
+
+
+def _value_of(run: Execution, racer: Racer) -> Any:
+    assert racer.call is not None, "it is a question"
+    found = run.recorded(racer.call)
+    assert found is not None, "it is recorded"
+    return run.replay(racer.call, *found)
+
+
+async def _replay_all(run: Execution, call: StepCall, racers: Sequence[Racer]) -> NoReturn:
+    """Replay a race that is not to be decided, as far as the records of its branches go."""
+    tasks = [racer.start() for racer in racers]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        await cancel_and_wait(tasks)
+    await run.gate(call)
+    raise AssertionError("a call that has no record does not get here")
+
+
+def _replay_losers(run: Execution, losers: Sequence[Racer]) -> None:
+    """Let branches that lost show how their steps are undone; they do nothing else."""
+    if run.unknown_undos:
+        outer = SCOPE.get()
+        SCOPE.set(LostBranch(run))
+        for racer in losers:
+            racer.start().add_done_callback(_retrieve)
+        SCOPE.set(outer)
+
+
+def _retrieve(task: Task) -> None:
+    """Mark the exception of a task as seen: no code waits for it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:

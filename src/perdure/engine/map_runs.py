@@ -192,7 +192,7 @@ class RunMap:
                 seconds = self._run.clock.monotonic() - call.started
                 await self._run.fail(call, StepTimeout(call.id, seconds))
             else:
-                call.consumes = (answer[0],)
+                call.consumes = (answer.message_id,)
         except asyncio.CancelledError:
             if self._run.live:
                 self._cancel()

@@ -14,6 +14,7 @@ from perdure.clock import Duration
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.joins import Name, closed_if_refused, race, run_all, run_each
+from perdure.engine.sagas import check_undo
 from perdure.errors import InvalidArgument
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
@@ -99,6 +100,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> Coroutine[object, None, list[U]]: ...
     @overload
@@ -113,6 +115,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> Coroutine[object, None, list[U]]: ...
     @overload
@@ -127,6 +130,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> Coroutine[object, None, list[U]]: ...
     @overload
@@ -141,6 +145,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["raise"] = ...,
     ) -> Coroutine[object, None, list[U]]: ...
     @overload
@@ -155,6 +160,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["collect"],
     ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
@@ -169,6 +175,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["collect"],
     ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
@@ -183,6 +190,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["collect"],
     ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     @overload
@@ -197,6 +205,7 @@ class ParallelSteps:
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         key: Callable[[T], str] | None = ...,
+        undo: Callable[[U], object] | None = ...,
         on_error: Literal["collect"],
     ) -> Coroutine[object, None, list[Ok[U] | Err[Any]]]: ...
     def map(
@@ -210,15 +219,16 @@ class ParallelSteps:
         retry: Retry | int | None = None,
         timeout: Timeout | Duration | None = None,
         key: Callable[[Any], str] | None = None,
+        undo: Callable[[Any], object] | None = None,
         on_error: Literal["raise", "collect"] = "raise",
     ) -> Coroutine[object, None, list[Any]]:
         """Run a step for each item, up to `concurrency` at once; return the values in order.
 
-        `retry` and `timeout` apply to each step. A record is named after the item's index, or after
-        `key(item)`, so that items may be added or change places. After a failure no other step is
-        started; those that run are finished, and the first failure, in the order of the items, is
-        raised. With `on_error="collect"` everything runs, and `Ok` or `Err` is returned for each
-        item.
+        `retry`, `timeout` and `undo` apply to each step. A record is named after the item's index,
+        or after `key(item)`, so that items may be added or change places. After a failure no other
+        step is started; those that run are finished, and the first failure, in the order of the
+        items, is raised. With `on_error="collect"` everything runs, and `Ok` or `Err` is returned
+        for each item.
         """
         check_int(concurrency, "concurrency")
         if not isinstance(items, Iterable):
@@ -227,7 +237,9 @@ class ParallelSteps:
             raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
         if key is not None and not callable(key):
             raise InvalidArgument("key", key, "a function of an item that returns a string")
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"prompt": True}
+        if undo is not None:
+            options["undo"] = check_undo(undo)
         if retry is not None:
             options["retries"] = as_retry(retry)
         if timeout is not None:

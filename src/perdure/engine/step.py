@@ -10,11 +10,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
 
 from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
+from perdure.engine.approval_steps import ApprovalSteps
+from perdure.engine.approvals import Gate, gate_of
 from perdure.engine.branches import Branch, Leaf, branches_of
 from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.child_steps import ChildSteps
 from perdure.engine.execution import Execution
 from perdure.engine.parallel import ParallelSteps
+from perdure.engine.sagas import Saga, check_undo
 from perdure.engine.tasks import POSITION
 from perdure.engine.values import RunValues
 from perdure.engine.waiting import continue_as_new, transact, wait
@@ -23,7 +26,7 @@ from perdure.limits import Cost, Limit, as_cost
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 from perdure.snapshot import PendingWait
-from perdure.validation import check_errors, check_event
+from perdure.validation import check_errors, check_event, check_text, check_unreserved
 
 if TYPE_CHECKING:
     # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
@@ -38,7 +41,7 @@ Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
+class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
     """Runs steps of one run; given to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.
@@ -50,6 +53,26 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
     def run_id(self) -> str:
         """The run's id."""
         return self._run.run_id
+
+    @property
+    def workflow(self) -> str:
+        """The name of the run's workflow."""
+        return self._run.workflow
+
+    @property
+    def executing(self) -> str | None:
+        """The id of the step whose function is running, or `None` in the workflow function."""
+        call = POSITION.get()
+        return call.id if isinstance(call, Leaf) else None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether this branch repeats what it did in an earlier activation of the run: calls of it
+        that are stored lie ahead. `False` in a step's function.
+        """
+        run, position = self._run, POSITION.get()
+        is_branch = type(position) is Branch and position.branches is run.branches
+        return is_branch and run.history.is_ahead_of(position)
 
     @property
     def payload(self) -> Any:
@@ -72,8 +95,8 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
     def idempotency_key(self) -> str:
         """A string that is the same for every attempt of this step in this run, also after a crash.
 
-        Pass it to services that accept an idempotency key. It is 32 hexadecimal digits, different
-        for each run, step and generation. For use inside a step's function.
+        Pass it to services that accept one, inside a step's function. It is 32 hexadecimal digits,
+        different for each run, step and generation; in `notify=` and `start=` it is the token.
         """
         call = POSITION.get()
         if not isinstance(call, Leaf):
@@ -81,8 +104,9 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
                 "step.idempotency_key belongs to a step: ask for it inside the step's function, "
                 "for example step('pay', lambda: pay(amount, step.idempotency_key))"
             )
-        run = self._run
-        return idempotency_key(run.run_id, run.history.generation, call.path, call.call)
+        run, token = self._run, getattr(call, "token", "")
+        key = idempotency_key(run.run_id, run.history.generation, call.path, call.call)
+        return token or key
 
     # A Result is a value too: the first overload that fits unwraps it. The coroutine's type has no
     # `Any`: with one in an argument, mypy gives up on the overloads of `gather` and `step.all`.
@@ -98,8 +122,10 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         limit: Limit | Cost | None = ...,
+        approve: str | Gate | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
@@ -113,8 +139,10 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         limit: Limit | Cost | None = ...,
+        approve: str | Gate | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
@@ -128,8 +156,10 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         limit: Limit | Cost | None = ...,
+        approve: str | Gate | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     @overload
     def __call__(
@@ -143,8 +173,10 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         retry: Retry | int | None = ...,
         timeout: Timeout | Duration | None = ...,
         limit: Limit | Cost | None = ...,
+        approve: str | Gate | None = ...,
         returns: type[Any] | None = ...,
         errors: Errors = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     def __call__(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
         self,
@@ -157,18 +189,22 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         retry: Retry | int | None = None,
         timeout: Timeout | Duration | None = None,
         limit: Limit | Cost | None = None,
+        approve: str | Gate | None = None,
         returns: type[Any] | None = None,
         errors: Errors = (),
+        undo: Callable[[Any], object] | None = None,
         **unknown: Any,
     ) -> Coroutine[object, None, Any]:
         """Return the value of `fn(*args)`, from its record if the step was done before.
 
         `key` is an identity in the whole run: a second call with it returns the recorded value.
-        Each attempt waits until `limit` permits it, over all workers of the store. `returns` is
+        Each attempt waits until `limit` permits it, over all workers of the store. With `approve`,
+        a person has to approve the call first, or it raises `Rejected`. `returns` is
         the type of the value if the annotation of `fn` does not say it; `errors` are
         exception classes that keep their type when they are read from a record. A returned `Err`
         raises `StepFailed`; if the function does not catch that, the run ends with that `Err`.
-        Keyword arguments of `fn` are passed with `functools.partial`.
+        `undo` is called with the value if the run, or the `step.saga` around the step, does not
+        succeed. Keyword arguments of `fn` are passed with `functools.partial`.
         """
         if unknown:
             raise _unknown_option(fn, unknown)
@@ -180,12 +216,16 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
             call.timeout = as_timeout(timeout)
         if limit is not None:
             call.limit = as_cost(limit)
+        if approve is not None:
+            call.gate = gate_of(approve)
         if ttl is not None:
             call.ttl = parse_duration(ttl, "ttl")
         if errors:
             call.errors = check_errors(errors)
         if returns is not None:
             call.returns = returns
+        if undo is not None:
+            call.undo = check_undo(undo)
         return run.perform(call)
 
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[object, None, None]:
@@ -273,6 +313,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         *args: *Args,
         retry: Retry | int | None = ...,
         returns: type[Any] | None = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     @overload
     def transaction(
@@ -283,6 +324,7 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         *args: *Args,
         retry: Retry | int | None = ...,
         returns: type[Any] | None = ...,
+        undo: Callable[[T], object] | None = ...,
     ) -> Coroutine[object, None, T]: ...
     def transaction(  # type: ignore[misc]  # mypy loses `*args: *Args` in an implementation
         self,
@@ -292,35 +334,61 @@ class Step(ParallelSteps, ChildSteps, RunValues, Generic[D_co]):
         *args: Any,
         retry: Retry | int | None = None,
         returns: type[Any] | None = None,
+        undo: Callable[[Any], object] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
 
         The connection is the store's own: either both are committed or neither, exactly once. Each
-        attempt of a `retry` has a transaction of its own.
+        attempt of a `retry` has a transaction of its own. `undo` is that of a step; it is a step of
+        its own, without the connection.
         """
         call = self._run.call(id, fn, args)
         call.kind = "transaction"
         call.retries = as_retry(retry)
         call.returns = returns
+        if undo is not None:
+            call.undo = check_undo(undo)
         return transact(self._run, call)
 
+    def saga(self, id: str, /, *, undo_retry: Retry | int | None = None) -> Saga:
+        """Return a block whose steps are undone if it raises; the exception then propagates.
 
-def current() -> Step:
-    """Return the handle of the run that the calling code belongs to.
+            async with step.saga("booking", undo_retry=Retry(5)):
+                room = await step("room", book_room, trip, undo=cancel_room)
+                seat = await step("seat", book_seat, trip, undo=cancel_seat)
+
+        The undos of its steps are called one by one, the step that was recorded last comes first.
+        If one fails for good, the others are still called, and the block raises `RollbackFailed`.
+        """
+        id = check_unreserved(check_text(id, "id", "the saga's name, a non-empty string"), "id")
+        return Saga(self._run, id, as_retry(undo_retry))
+
+
+def current() -> Step | None:
+    """Return the handle of the run that the calling code belongs to; `None` outside a run.
 
     It is the `step` that the workflow function was given, in any function that it calls, in its
-    branches and in the functions of its steps.
+    branches, and in the functions of its steps and their threads. Code of a run that has ended is
+    outside.
     """
     branches = branches_of(POSITION.get())
-    if branches is None:
+    handle: Step | None = None if branches is None else branches.handle
+    return handle
+
+
+def require_current() -> Step:
+    """Return the handle of the run that the calling code belongs to, as `perdure.current` does.
+
+    Raise `PerdureError` outside a run, and `RunOver` if the run has ended.
+    """
+    if (handle := current()) is not None:
+        return handle
+    if branches_of(POSITION.get()) is None:
         raise PerdureError(
             "durable.current() was called outside a run: call it in a workflow function, or in a "
-            "function that one calls"
+            "function that one calls; perdure.current() returns None there"
         )
-    handle: Step | None = branches.handle
-    if handle is None:
-        raise RunOver("durable.current() was called by code of a run that has ended")
-    return handle
+    raise RunOver("durable.current() was called by code of a run that has ended")
 
 
 def current_execution() -> Execution | None:
@@ -330,7 +398,7 @@ def current_execution() -> Execution | None:
         # Almost always; measured: what else it may be costs a tenth of a step to find out.
         run: Execution = position.branches.handle._run
         return run
-    return None if position is None else current()._run
+    return None if position is None else require_current()._run
 
 
 def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:
@@ -341,5 +409,5 @@ def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:
         "Pass keyword arguments of the step's function with functools.partial: "
         f"step(…, partial({called}, {arguments}), …)"
     )
-    options = "one of the options key, ttl, retry, timeout, limit, returns and errors"
-    return InvalidArgument(name, value, options, hint)
+    names = "key, ttl, retry, timeout, limit, approve, returns, errors and undo"
+    return InvalidArgument(name, value, f"one of the options {names}", hint)

@@ -14,6 +14,7 @@ from perdure import codec
 from perdure.clock import as_utc, isoformat, parse_iso
 from perdure.engine.branches import Leaf
 from perdure.engine.execution import Execution
+from perdure.engine.patches import is_patched
 from perdure.engine.tasks import POSITION
 from perdure.errors import InvalidArgument, PerdureError
 from perdure.snapshot import rewinds_of
@@ -78,6 +79,19 @@ class RunValues:
         # A rewind raises the generation and keeps records, whose arguments were derived before it.
         generation = run.history.generation - rewinds_of(run.history.metadata)
         return derive(seed, generation, branch.path, what, place)
+
+    def patched(self, id: str, /) -> bool:
+        """Return whether this branch runs new code: nothing of what follows is recorded yet.
+
+        The answer is stored with the run's next write and stays the same from then on. In a loop,
+        put the item into the id: otherwise the first answer holds for all.
+        """
+        id = check_unreserved(check_text(id, "id", "the patch's name, a non-empty string"), "id")
+        _refuse_in_step("step.patched()", "Call it in the workflow function, and pass the answer")
+        run = self._run
+        run.check_live("step.patched")
+        branch = run.branches.current(run.run_id, "step.patched")
+        return is_patched(run.history, branch, id)
 
     def tag(self, **tags: str | None) -> None:
         """Set tags of the run, by which it can be found; `None` removes a tag.

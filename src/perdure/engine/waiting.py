@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from perdure import codec
 from perdure.clock import isoformat, parse_iso
 from perdure.engine.attempts import NO_STORE, attempts
-from perdure.engine.call import RunHost, StepCall
+from perdure.engine.call import SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.history import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted
@@ -25,6 +25,8 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     found = run.recorded(call)
     if found is not None:
         return run.replay(call, *found)
+    if run.gated:
+        await run.gate(call, is_wait=True)
     run.begin(call)
     new, wait = wait, run.history.open_wait(wait)
     now = run.clock.now()
@@ -39,22 +41,21 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         answer = await run.spend(wait)
         if answer is None:
             return await run.succeed(call, None)
-        return await _receive(run, call, wait.get("event", ""), *answer)
+        return await _receive(run, call, wait.get("event", ""), answer)
     finally:
         run.branches.end(call)
 
 
-async def _receive(
-    run: Execution, call: StepCall, event: str, message_id: str, payload: object
-) -> Any:
+async def _receive(run: Execution, call: StepCall, event: str, received: Received) -> Any:
     """Record the event a wait received, and consume its message in the same write."""
+    message_id = received.message_id
     if message_id.startswith(UNCLAIMED):
         key = message_id.removeprefix(UNCLAIMED)
         call.replaces = run.history.claim(key, by=call.record_key)
     else:
         call.consumes = (message_id,)
     try:
-        value = _as_type(payload, call.returns)
+        value = as_type(received.payload, call.returns)
     except CodecError as error:
         text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
         return await run.fail(call, CodecError(text))
@@ -70,7 +71,8 @@ async def _receive(
         raise
 
 
-def _as_type(payload: Any, expected: Any) -> Any:
+def as_type(payload: Any, expected: Any) -> Any:
+    """Return what was sent to a run as a value of this type, or raise `CodecError`."""
     if expected is None:
         return payload
     data = codec.encode(payload)
@@ -86,6 +88,14 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
         raise PerdureError(
             "step.continue_as_new needs a Runtime: trigger the function as a workflow"
         )
+    if SCOPE.get() is not None:
+        raise PerdureError(
+            "step.continue_as_new was called inside the scope of a saga, whose steps could not be "
+            "undone any more: leave the block first"
+        )
+    if run.replays_only:
+        branch = run.branches.current(run.run_id, "step.continue_as_new")
+        await run.hold(StepCall("~continue", branch, None, continue_as_new, ()))
     run.begin_again(run.encode_input(payload))
     await asyncio.get_running_loop().create_future()
     raise AssertionError("the run is unwound by a cancellation")
@@ -95,11 +105,11 @@ async def transact(run: Execution, call: StepCall) -> Any:
     """Run a step whose writes commit with its record."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    if run.pausing:
-        await run.hold(call)
+    if run.gated:
+        await run.gate(call)
     run.begin(call)
     run.branches.begin(call)
     try:
@@ -141,7 +151,10 @@ def _work(run: Execution, call: StepCall) -> Callable[[Any], Coroutine[Any, Any,
     async def work(connection: Any) -> EncodedRecord:
         token = POSITION.set(call)
         try:
-            value = await call.fn(connection, *call.args)
+            if run.around is None:
+                value = await call.fn(connection, *call.args)
+            else:
+                value = await run.around.step(call, partial(call.fn, connection, *call.args))
         except Exception as error:  # the user's function
             raise _RolledBack(error) from error
         finally:

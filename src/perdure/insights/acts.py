@@ -12,7 +12,8 @@ from perdure.errors import InvalidArgument
 from perdure.insights.model import Act, ActsPage
 from perdure.insights.redaction import Redact
 from perdure.insights.terms import Field, Term, parse_terms, parse_time
-from perdure.runtime.acts import ACT, KEPT_FOR, acts_of
+from perdure.runtime.acts import ACT, KEPT_FOR
+from perdure.snapshot.acts import acts_of
 from perdure.store import SearchStore
 
 _BATCH = 200

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
+
 from perdure.insights.model import (
     DefinitionFacts,
     Percentiles,
@@ -13,6 +15,7 @@ from perdure.insights.model import (
     WorkflowRow,
 )
 from perdure.insights.redaction import Redact
+from perdure.insights.retention import spans_by_workflow
 from perdure.insights.state import LOST_FOR, worker_row
 from perdure.presence import (
     DefinitionDocument,
@@ -26,6 +29,7 @@ from perdure.presence import (
     read_workers,
 )
 from perdure.presence.durations import percentile, total
+from perdure.runtime.versions import count_versions
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
 
@@ -79,8 +83,15 @@ async def workflow(
     store: SearchStore, name: str, redact: Redact, now: datetime
 ) -> WorkflowRow | None:
     """Return one workflow, with its live runs by version, or `None` if nothing is known of it."""
-    rows = await _rows(store, redact, now, Query(workflows=(name,)))
-    return next((row for row in rows if row.name == name), None)
+    rows, versions = await asyncio.gather(
+        _rows(store, redact, now, Query(workflows=(name,))), count_versions(store, name)
+    )
+    row = next((row for row in rows if row.name == name), None)
+    if row is None:
+        return None
+    by_version = {version: dict(counts) for version, counts in versions.counts.items()}
+    capped = versions.capped
+    return replace(row, versions=versions.totals, versions_capped=capped, by_version=by_version)
 
 
 async def _rows(
@@ -94,6 +105,8 @@ async def _rows(
         read_throughput(store, now - MEASURED),
         _versions(store, query),
     )
+    kept = await spans_by_workflow(store)
+    by_workflow, capped = versions
     names = {each.workflow for each in counts if each.workflow}
     names.update(each.workflow for each in definitions)
     names.update(each.workflow for one in live for each in one.workflows)
@@ -102,25 +115,30 @@ async def _rows(
         WorkflowRow(
             name=name,
             counts=_counts(counts, name),
-            versions=versions.get(name, {}),
+            versions=by_workflow.get(name, {}),
+            versions_capped=capped,
             workers=_workers_of(live, name),
             paused=name in switches.paused,
             paused_reason=_reason(switches, name, redact),
             durations=_durations(throughput, name),
             steps=_steps(throughput, name),
             definitions=_definitions(definitions, name),
+            kept_for=kept.get(name, {}),
         )
         for name in sorted(names)
     )
 
 
-async def _versions(store: SearchStore, query: Query) -> dict[str, dict[int, int]]:
-    """Return how many of the newest live runs have each version, by workflow."""
+async def _versions(store: SearchStore, query: Query) -> tuple[dict[str, dict[int, int]], bool]:
+    """Return how many of the newest live runs have each version, by workflow, and whether there
+    are more.
+    """
     page = await store.search(Query(statuses=_LIVE, workflows=query.workflows), EXAMINED)
     versions: dict[str, Counter[int]] = {}
     for run in page.runs:
         versions.setdefault(run.workflow or "", Counter())[run.version] += 1
-    return {name: dict(sorted(counted.items())) for name, counted in versions.items()}
+    by_workflow = {name: dict(sorted(counted.items())) for name, counted in versions.items()}
+    return by_workflow, page.cursor is not None
 
 
 def _counts(counts: Iterable[Count], name: str) -> dict[str, Tally]:
@@ -140,17 +158,18 @@ def _reason(switches: Switches, name: str, redact: Redact) -> str:
 def _definitions(
     definitions: Iterable[DefinitionDocument], name: str
 ) -> tuple[DefinitionFacts, ...]:
-    return tuple(
-        DefinitionFacts(
-            workflow=each.workflow,
-            version=each.version,
-            payload_schema=each.payload_schema,
-            doc=each.doc,
-            fingerprint=each.fingerprint,
-            seen_at=each.seen_at,
-        )
-        for each in definitions
-        if each.workflow == name
+    return tuple(_facts_of(each) for each in definitions if each.workflow == name)
+
+
+def _facts_of(definition: DefinitionDocument) -> DefinitionFacts:
+    return DefinitionFacts(
+        workflow=definition.workflow,
+        version=definition.version,
+        payload_schema=definition.payload_schema,
+        doc=definition.doc,
+        fingerprint=definition.fingerprint,
+        seen_at=definition.seen_at,
+        keeps=definition.keeps,
     )
 
 

@@ -61,9 +61,7 @@ def _key(row: RunRow) -> _Key:
     match = _TYPE.match(row.error)
     name = match[1] if match else ""
     message = row.error[match.end() :] if match else row.error
-    # The last record of a failed run is mostly the step that ended it. Its header has no other.
-    step = row.last_step if row.failed_steps else ""
-    return _Key(row.workflow or "", step, name, normalize(message))
+    return _Key(row.workflow or "", row.ended_by, name, normalize(message))
 
 
 def normalize(message: str) -> str:

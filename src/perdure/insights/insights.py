@@ -9,6 +9,7 @@ from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_durat
 from perdure.errors import InvalidArgument, InvalidDuration, RunNotFound, StoreError
 from perdure.insights import (
     agenda,
+    approvals,
     bulk,
     checks,
     compare,
@@ -19,6 +20,7 @@ from perdure.insights import (
     history,
     overview,
     queues,
+    retention,
     schedules,
 )
 from perdure.insights.acts import ActSearch
@@ -27,6 +29,7 @@ from perdure.insights.family import read_children, read_parent
 from perdure.insights.model import (
     ActsPage,
     Agenda,
+    ApprovalsPage,
     BulkProgress,
     Bundle,
     Comparison,
@@ -35,6 +38,7 @@ from perdure.insights.model import (
     LimitRow,
     Overview,
     QueueRow,
+    Retention,
     RunFacts,
     RunsPage,
     ScheduleRow,
@@ -183,6 +187,17 @@ class Insights:
         check_int(hours, "hours")
         return await agenda.agenda(self._store, self._redact, self._clock.now(), hours)
 
+    async def approvals(
+        self, to: str | None = None, limit: int = 50, after: str | None = None
+    ) -> ApprovalsPage:
+        """Return a page of open approvals, of everyone or those that ask `to`.
+
+        A page has those of up to `limit` runs, the newest first; `after` is the cursor of the
+        previous page.
+        """
+        check_int(limit, "limit")
+        return await approvals.approvals(self._store, self._redact, self._clock, to, limit, after)
+
     async def acts(self, query: str = "", limit: int = 50, after: str | None = None) -> ActsPage:
         """Return a page of what operators did, newest first.
 
@@ -253,6 +268,13 @@ class Insights:
     async def store(self) -> StoreFacts:
         """Return what the store is, what it can do, and how far its clock is known to be off."""
         return await checks.store_facts(self._store, self._url, self._clock.now())
+
+    async def retention(self, workflow: str | None = None) -> Retention:
+        """Return the policies by which workers remove finished runs, of one workflow or of all, and
+        how many runs each would remove now.
+        """
+        name = None if workflow is None else check_id(workflow, "workflow")
+        return await retention.retention(self._store, self._clock, name)
 
     async def check(self) -> tuple[Finding, ...]:
         """Return what is wrong with the store and around it; nothing if all is well."""

@@ -42,7 +42,7 @@ def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]
         case "waiting":
             return value in row.awaits
         case "step":
-            return value == row.last_step
+            return value in (row.last_step, row.ended_by)
         case "error":
             return value.casefold() in row.error.casefold()
         case _:

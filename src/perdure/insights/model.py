@@ -19,8 +19,9 @@ class RunRow(msgspec.Struct, frozen=True):
     """One run in a list, from its header alone.
 
     `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
-    `ended_at` is set when it is over. `error` is the first line of the error that ended it, and
-    `reason` why it is paused. `size` is that of its snapshot, in bytes.
+    `ended_at` is set when it is over. `error` is the first line of the error that ended it,
+    `ended_by` the step that raised it, and `reason` why it is paused. `size` is that of its
+    snapshot, in bytes.
     """
 
     id: str
@@ -44,6 +45,7 @@ class RunRow(msgspec.Struct, frozen=True):
     reason: str
     size: int
     revision: str = ""
+    ended_by: str = ""
 
 
 class RunsPage(msgspec.Struct, frozen=True):
@@ -88,16 +90,44 @@ class ErrorFacts(msgspec.Struct, frozen=True):
 class WaitFacts(msgspec.Struct, frozen=True):
     """Something that a run waits for: a time, an event, the next attempt of a step, or the end of
     other runs, of which `run_id` is the one, or what the ids of the many begin with.
+
+    Or the answer to an approval, with its `question`, `to` whom, its `options` and `data`, or to a
+    callback. `expires_at` is when that ends without an answer.
     """
 
     id: str
-    kind: Literal["sleep", "event", "retry", "run", "runs"]
+    kind: Literal["sleep", "event", "retry", "run", "runs", "approval", "callback"]
     wake_at: datetime | None = None
     event: str | None = None
     attempt: int | None = None
     error: str = ""
     since: datetime | None = None
     run_id: str = ""
+    question: str = ""
+    to: str = ""
+    options: tuple[str, ...] = ()
+    data: Json = None
+    expires_at: datetime | None = None
+
+
+class ApprovalRow(msgspec.Struct, frozen=True):
+    """An approval that a run waits for; `wait` is its name in the run."""
+
+    run_id: str
+    workflow: str | None
+    wait: str
+    question: str
+    to: str = ""
+    options: tuple[str, ...] = ()
+    since: datetime | None = None
+    expires_at: datetime | None = None
+
+
+class ApprovalsPage(msgspec.Struct, frozen=True):
+    """One page of open approvals, those of the newest runs first; `cursor` continues it."""
+
+    approvals: tuple[ApprovalRow, ...]
+    cursor: str | None = None
 
 
 class MessageFacts(msgspec.Struct, frozen=True):
@@ -245,6 +275,20 @@ class Children(msgspec.Struct, frozen=True):
     counts: dict[str, "Tally"] = {}
 
 
+class RollbackFacts(msgspec.Struct, frozen=True):
+    """How far the steps of a run were undone, since when, and after which error.
+
+    Of `steps` that were to be undone, `undone` were. `not_undone` says for each step that could not
+    be, by its key, what kept it from that.
+    """
+
+    began_at: datetime
+    error: str
+    steps: int
+    undone: int
+    not_undone: dict[str, str] = {}
+
+
 class RunFacts(msgspec.Struct, frozen=True):
     """One run: everything but its steps, which have pages of their own.
 
@@ -276,6 +320,13 @@ class RunFacts(msgspec.Struct, frozen=True):
     parent: Parent | None = None
     children: Children = Children()
     schedule: str = ""
+    rollback: RollbackFacts | None = None
+
+    def question(self, wait: str = "") -> WaitFacts | None:
+        """Return the approval or callback of this name, or the only one without a name."""
+        asks = [each for each in self.waits if each.kind in ("approval", "callback")]
+        found = [each for each in asks if wait in ("", each.id)]
+        return found[0] if len(found) == 1 else None
 
 
 class WorkflowVersions(msgspec.Struct, frozen=True):
@@ -329,22 +380,31 @@ class Percentiles(msgspec.Struct, frozen=True):
 class WorkflowRow(msgspec.Struct, frozen=True):
     """A workflow that has runs, or that a worker knows.
 
-    `versions` counts its live runs by version, as far as a bounded search has seen them.
+    `versions` counts its live runs by version, as far as a bounded search has seen them;
+    `versions_capped` means that there are more. `by_version` counts them by status too, and is
+    filled for one workflow only. `kept_for` is how long finished runs are kept, by status; what is
+    missing is kept for good.
     """
 
     name: str
     counts: dict[str, Tally]
     versions: dict[int, int] = {}
+    versions_capped: bool = False
+    by_version: dict[int, dict[RunStatus, int]] = {}
     workers: tuple[str, ...] = ()
     paused: bool = False
     paused_reason: str = ""
     durations: Percentiles | None = None
     steps: dict[str, Percentiles] = {}
     definitions: tuple["DefinitionFacts", ...] = ()
+    kept_for: dict[str, timedelta] = {}
 
 
 class DefinitionFacts(msgspec.Struct, frozen=True):
-    """What the newest worker said about one version of a workflow."""
+    """What the newest worker said about one version of a workflow.
+
+    `keeps` is "result" if the steps of completed runs are dropped.
+    """
 
     workflow: str
     version: int
@@ -353,6 +413,7 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     source: str = ""
     seen_at: datetime | None = None
+    keeps: str = "run"
 
 
 class LimitRow(msgspec.Struct, frozen=True):
@@ -597,6 +658,30 @@ class StoreFacts(msgspec.Struct, frozen=True):
     capabilities: dict[str, Json]
     sentences: tuple[str, ...]
     clock_drift: timedelta | None = None
+
+
+class RetentionRow(msgspec.Struct, frozen=True):
+    """For how long the runs of a workflow that ended in one way are kept.
+
+    `version` is that of the workflow that declared it. `removable` is how many runs are older.
+    """
+
+    workflow: str
+    version: int
+    status: str
+    kept_for: timedelta
+    removable: Tally | None = None
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """The policies by which workers remove finished runs.
+
+    `looked_at` is when they last looked, and `removed` how many runs they have removed in all.
+    """
+
+    rows: tuple[RetentionRow, ...] = ()
+    looked_at: datetime | None = None
+    removed: int = 0
 
 
 class BulkProgress(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from perdure.insights.attention import long_waits, lost, paused, without_worker
-from perdure.insights.due import due_runs, rows_of
+from perdure.insights.due import due_runs, oldest_due, rows_of
 from perdure.insights.model import Overview, Tally, WorkerRow
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
@@ -55,7 +55,7 @@ async def overview(
         counts=tallies,
         last_day=last_day,
         due=len(due),
-        oldest_due=min((each.wake_at for each in due), default=None),
+        oldest_due=await oldest_due(store, due, now),
         workers=tuple(workers),
         failures=tuple(row_of(run, redact) for run in failures.runs),
         attention=tuple(attention),

@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import takewhile
 from typing import get_args
 
+from perdure.insights.due import oldest_due
 from perdure.insights.model import KeyRow, LimitRow, QueueRow, Tally
 from perdure.insights.redaction import Redact
 from perdure.limits import LimitOf, PermitLimit, limit_name, split_queue
@@ -130,7 +131,7 @@ class _Counter:
     """Counts the runs of queues and keys."""
 
     def __init__(
-        self, store: Store, now: datetime, leased: Mapping[str, int], due: Iterable[str]
+        self, store: SearchStore, now: datetime, leased: Mapping[str, int], due: Iterable[str]
     ) -> None:
         self._store = store
         self._now = now
@@ -156,11 +157,13 @@ class _Counter:
         return KeyRow(split_queue(key)[1] or "", count, self._leased.get(key, 0), oldest, capped)
 
     async def _count(self, keys: Sequence[str]) -> tuple[int, datetime | None, bool]:
-        if not can_schedule(self._store) or not keys:
+        store = self._store
+        if not can_schedule(store) or not keys:
             return 0, None, False
         wanted = dict.fromkeys(keys, EXAMINED) if keys != [""] else None
-        due = await self._store.due(self._now, EXAMINED, queues=wanted)
-        return len(due), min((each.wake_at for each in due), default=None), len(due) == EXAMINED
+        due = await store.due(self._now, EXAMINED, queues=wanted)
+        oldest = await oldest_due(self._store, due, self._now)
+        return len(due), oldest, len(due) == EXAMINED
 
 
 def _described(

@@ -24,6 +24,7 @@ DEFAULT_NAMES = (
     "authorization",
     "cookie",
     "private_key",
+    "nonce",
     "dsn",
     "card_number",
     "cvv",

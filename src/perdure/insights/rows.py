@@ -7,7 +7,7 @@ from perdure.errors import InvalidArgument
 from perdure.insights.model import RunRow
 from perdure.insights.redaction import Redact
 from perdure.snapshot import is_over, visible_tags
-from perdure.snapshot.summary import read_summary
+from perdure.snapshot.summary import Summary, read_summary
 from perdure.store import RunSummary
 
 
@@ -33,11 +33,19 @@ def row_of(run: RunSummary, redact: Redact) -> RunRow:
         steps=summary.steps,
         failed_steps=summary.failed,
         last_step=summary.last_step,
+        ended_by=_ended_by(summary),
         error=redact.text(summary.error),
         reason=redact.text(summary.reason),
         size=summary.size,
         revision=run.revision,
     )
+
+
+def _ended_by(summary: Summary) -> str:
+    if summary.ended_by is None:
+        # Written by an earlier version: the last record is mostly the step that ended it.
+        return summary.last_step if summary.error and summary.failed else ""
+    return summary.ended_by
 
 
 def read_time(text: object) -> datetime | None:

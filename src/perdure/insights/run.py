@@ -18,6 +18,7 @@ from perdure.insights.model import (
     WaitFacts,
 )
 from perdure.insights.redaction import Redact
+from perdure.insights.rollback import rollback_facts
 from perdure.insights.rows import read_time
 from perdure.insights.state import INBOX, RunState
 from perdure.insights.steps import groups_of
@@ -67,6 +68,7 @@ def run_facts(state: RunState, parent: Parent | None, children: Children) -> Run
         parent=parent,
         children=children,
         schedule=schedule_of(metadata),
+        rollback=rollback_facts(snapshot, redact),
     )
 
 
@@ -76,16 +78,22 @@ def _waits(snapshot: Snapshot, redact: Redact) -> tuple[WaitFacts, ...]:
 
 def _wait(snapshot: Snapshot, wait: PendingWait, redact: Redact) -> WaitFacts:
     many = fan_out(snapshot, wait)
+    kind = wait.get("ask") or wait["kind"]
     is_of_user = "event" in wait and not wait["event"].startswith(RESERVED)
     return WaitFacts(
         id=wait["id"],
-        kind="runs" if many is not None else "run" if "run" in wait else wait["kind"],
+        kind="runs" if many is not None else "run" if "run" in wait else kind,
         wake_at=read_time(wait.get("wakeAt")),
         event=wait.get("event") if is_of_user else None,
         attempt=wait.get("attempt"),
         error=redact.text(wait.get("error", "")),
         since=read_time(wait.get("since")),
         run_id=wait.get("run", "") if many is None else many.base,
+        question=redact.text(wait.get("question", "")),
+        to=wait.get("to", ""),
+        options=tuple(wait.get("options", ())),
+        data=redact.value(wait.get("data"), ("waits", wait["id"], "data")),
+        expires_at=read_time(wait.get("expiresAt")),
     )
 
 

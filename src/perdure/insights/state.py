@@ -37,7 +37,7 @@ INBOX = 100
 LOST_FOR = timedelta(days=1)
 """How long a worker that disappeared is remembered."""
 
-_KEPT, _LARGEST = 4, 8 * 1024 * 1024
+_KEPT, _LARGEST, _BRIEFLY = 4, 8 * 1024 * 1024, 1.0
 
 
 class Outside(msgspec.Struct, frozen=True):
@@ -104,8 +104,10 @@ class Snapshots:
         if snapshot is None:
             raise RunNotFound(run.id)
         self._kept.pop(run.id, None)
-        if size <= _LARGEST:
-            self._kept[run.id] = (run.revision, snapshot)
+        self._kept[run.id] = (run.revision, snapshot)
+        if size > _LARGEST:
+            # A page reads it three times. Afterwards it must not fill the memory.
+            asyncio.get_running_loop().call_later(_BRIEFLY, self._kept.pop, run.id, None)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
         return snapshot

@@ -14,6 +14,8 @@ from perdure.insights.preview import preview
 from perdure.insights.redaction import Path, Redact
 from perdure.insights.rows import read_time
 from perdure.snapshot import Snapshot
+from perdure.snapshot.rollback import UNDO, label_of
+from perdure.validation import RESERVED
 
 _COUNT = re.compile(r"(?:#\d+|\[\d+\])+$")
 
@@ -40,11 +42,16 @@ def step_detail(snapshot: Snapshot, key: str, redact: Redact) -> StepDetail:
         step=step_row(key, record, redact),
         value=redact.value(_value(record), path) if record["ok"] else None,
         error=error_of(record, redact, path),
-        event=record.get("event", ""),
+        event=_event(record),
         position=position + 1,
         later=len(keys) - position - 1,
         arguments=redact.value(record.get("arguments"), (*path, "arguments")),
     )
+
+
+def _event(record: Mapping[str, Any]) -> str:
+    event: str = record.get("event", "")
+    return "" if event.startswith(RESERVED) else event
 
 
 def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
@@ -54,7 +61,7 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
     is_ok = bool(record["ok"])
     return StepRow(
         key=key,
-        name=step_name(key, record),
+        name=label_of(step_name(key, record)),
         kind=record.get("kind", "step"),
         ok=is_ok,
         branch=record.get("branch", ""),
@@ -86,7 +93,8 @@ def step_name(key: str, record: Mapping[str, Any]) -> str:
 
 def step_path(key: str, record: Mapping[str, Any]) -> Path:
     """Return where the value of a record is, for the rules of redaction."""
-    return ("steps", step_name(key, record))
+    # An undo may say what its step says.
+    return ("steps", step_name(key, record).removeprefix(UNDO))
 
 
 class _Group:
@@ -128,7 +136,7 @@ def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
 
 def _folded(name: str, kind: str, group: _Group) -> StepGroup:
     return StepGroup(
-        name=name,
+        name=label_of(name),
         kind=kind,
         count=group.count,
         failed=group.failed,

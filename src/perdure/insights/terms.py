@@ -5,6 +5,7 @@ a quote and `\\\\` a backslash. What the fields mean is up to the caller.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, TypeAlias, cast
@@ -18,6 +19,8 @@ from perdure.validation import check_id
 Operator: TypeAlias = Literal["=", ">", "<", ">=", "<="]
 
 _OPERATORS: tuple[Operator, ...] = (">=", "<=", "=", ">", "<")
+# After the name of a workflow and a colon: the rest of an id that was not chosen, or its beginning.
+_GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 _SPECIAL = frozenset('"\\,:=<>')
 
 
@@ -105,9 +108,9 @@ def parse_time(text: str, now: datetime) -> datetime:
         raise ValueError(expected) from None
 
 
-def closest(word: str, words: Sequence[str]) -> str:
+def closest(word: str, words: Sequence[str], likeness: float = 0.6) -> str:
     """Return "; did you mean 'status'?" if one of the words is close, else an empty string."""
-    close = difflib.get_close_matches(word, words, n=1)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=likeness)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -151,6 +154,8 @@ def _term(token: _Token, fields: Mapping[str, Field], text: str) -> Term:
     if rest is None:
         return Term("", (_checked(_text(token.chars), check_id, "id", token, text),))
     field, *path = (_text(part) for part in _split(name, "."))
+    if field not in fields and _GENERATED.fullmatch(_text(rest)):
+        return Term("", (_text(token.chars),))
     if field not in fields or (path and not fields[field].has_path):
         raise InvalidQuery(_unknown_field(_text(name), fields, token), text, token.start)
     if fields[field].has_path and not all([path, *path]):

@@ -16,20 +16,34 @@ from perdure.insights.failures import error_of
 from perdure.insights.family import fan_out
 from perdure.insights.model import InFlight, Why
 from perdure.insights.phrases import because, due_for, is_due, quote
+from perdure.insights.rollback import (
+    describe_failed_rollback,
+    describe_rollback,
+    describe_undone,
+    rollback_facts,
+)
 from perdure.insights.rows import read_time
 from perdure.insights.schedules import given_in
 from perdure.insights.state import RunState
+from perdure.insights.terms import closest
 from perdure.insights.words import count_words, duration_words, list_words, time_words
 from perdure.presence import WorkerPresence, worker_id
 from perdure.runtime.schedule_workflow import SCHEDULE
-from perdure.snapshot import PendingWait, open_waits
+from perdure.snapshot import PendingWait, is_over, open_waits
+from perdure.snapshot.asks import is_ask
+from perdure.snapshot.rollback import label_of
 
 Rule: TypeAlias = Callable[[RunState], Why | None]
 
 
 def why(state: RunState) -> Why:
     """Return why a run is where it is."""
-    return next(answer for rule in RULES if (answer := rule(state)) is not None)
+    answer = next(answer for rule in RULES if (answer := rule(state)) is not None)
+    rollback = rollback_facts(state.snapshot, state.redact)
+    if rollback is None or is_over(state.row.status):
+        return answer
+    sentence = f"{describe_rollback(rollback)} {answer.sentence}"
+    return Why(answer.situation, sentence, {**answer.facts, "rollback": rollback.error})
 
 
 def _completed(state: RunState) -> Why | None:
@@ -42,7 +56,8 @@ def _cancelled(state: RunState) -> Why | None:
     if state.row.status != "cancelled":
         return None
     reason = _error_attribute(state, "reason")
-    sentence = f"Cancelled {_ago(state)}{_took(state)}{because(reason)}."
+    rollback = rollback_facts(state.snapshot, state.redact)
+    sentence = f"Cancelled {_ago(state)}{_took(state)}{because(reason)}.{describe_undone(rollback)}"
     return Why("cancelled", sentence, {"reason": reason})
 
 
@@ -53,8 +68,13 @@ def _failed(state: RunState) -> Why | None:
     error = error_of(execution.get("error"), state.redact, ("output",))
     name = error.type if error is not None else "an unknown error"
     failed = [key for key in execution.get("failed") or () if key in state.snapshot["steps"]]
+    rollback = rollback_facts(state.snapshot, state.redact)
+    if rollback is not None and rollback.not_undone:
+        sentence = describe_failed_rollback(rollback)
+        return Why("failed", sentence, {"steps": list(rollback.not_undone), "error": name})
     subject = _failed_steps(state, failed) if failed else "The function failed"
-    sentence = f"{subject} with {name}. Nothing will happen until the run is retried."
+    sentence = f"{subject} with {name}.{describe_undone(rollback)}"
+    sentence += " Nothing will happen until the run is retried."
     return Why("failed", sentence, {"steps": failed, "error": name})
 
 
@@ -119,11 +139,12 @@ def _step_in_flight(step: InFlight, state: RunState, others: int) -> str:
     more = " 1 other step of the run is in flight." if others == 1 else more
     if step.next_attempt_at is not None and step.next_attempt_at > state.now:
         left = duration_words(step.next_attempt_at - state.now)
-        failed = f"Step {quote(step.key)} failed attempt {step.attempt}"
+        failed = f"Step {quote(label_of(step.key))} failed attempt {step.attempt}"
         return f"{failed}; the next one starts on {step.worker} in {left}.{more}"
     since = duration_words(state.now - step.since)
     attempt = f", attempt {step.attempt}" if step.attempt > 1 else ""
-    return f"Step {quote(step.key)} has been running on {step.worker} for {since}{attempt}.{more}"
+    running = f"Step {quote(label_of(step.key))} has been running on {step.worker}"
+    return f"{running} for {since}{attempt}.{more}"
 
 
 def _running_between_steps(state: RunState) -> Why:
@@ -135,7 +156,7 @@ def _running_between_steps(state: RunState) -> Why:
     if last is None or at is None:
         return Why("running", f"Running on {owner}. No step has been recorded yet.", facts)
     ago = duration_words(state.now - at)
-    sentence = f"Running on {owner}. The last record, {quote(last)}, was made {ago} ago."
+    sentence = f"Running on {owner}. The last record, {quote(label_of(last))}, was made {ago} ago."
     return Why("running", sentence, facts)
 
 
@@ -154,7 +175,9 @@ def _missing_worker(state: RunState) -> str:
         for worker in state.workers
     }
     if not any(known.values()):
-        return f"No live worker knows workflow {quote(row.workflow or '')}."
+        names = {each.workflow for worker in state.workers for each in worker.workflows}
+        guess = closest(row.workflow or "", sorted(names), 0.75) or "."
+        return f"No live worker knows workflow {quote(row.workflow or '')}{guess}"
     if not state.drivers:
         versions = (_versions(id, ranges) for id, ranges in known.items() if ranges)
         missing = f"No live worker knows workflow {quote(row.workflow or '')}"
@@ -238,6 +261,24 @@ def _timeout(state: RunState, waits: Sequence[PendingWait]) -> str:
     return f"; times out in {duration_words(min(ends) - state.now)}" if ends else ""
 
 
+def _waiting_for_answer(state: RunState) -> Why | None:
+    asks = [wait for wait in _event_waits(state) if is_ask(wait)]
+    if not asks:
+        return None
+    wait = asks[0]
+    others = f" One of {len(asks)} open questions." if len(asks) > 1 else ""
+    ends = read_time(wait.get("expiresAt"))
+    left = "" if ends is None else f"; expires in {duration_words(ends - state.now)}"
+    left = f" for {duration_words(state.now - _began_at(state, [wait]))}{left}"
+    facts = {"wait": wait["id"], "to": wait.get("to", "")}
+    if wait.get("ask") == "callback":
+        sentence = f"Waiting for the callback {quote(wait['id'])}{left}."
+    else:
+        question = quote(state.redact.text(wait.get("question", "")))
+        sentence = f"Waiting for {wait.get('to') or 'someone'} to answer {question}{left}."
+    return Why("waiting", f"{sentence}{others}", facts)
+
+
 def _waiting(state: RunState) -> Why | None:
     waits = [wait for wait in open_waits(state.snapshot) if "event" in wait]
     if state.row.status not in ("waiting", "suspended") or not waits:
@@ -279,7 +320,8 @@ def _suspended(state: RunState) -> Why | None:
         until = time_words(at, state.now)
         sentence = f"Suspended by {quote(wait['id'])} until {until}, in {left}."
         return Why("suspended", sentence, facts)
-    failed = f"Step {quote(wait['id'])} failed {count_words(wait.get('attempt', 1), 'attempt')}"
+    attempts = count_words(wait.get("attempt", 1), "attempt")
+    failed = f"Step {quote(label_of(wait['id']))} failed {attempts}"
     error = state.redact.text(wait.get("error", "")).partition("\n")[0]
     because = f" ({error})" if error else ""
     return Why("suspended", f"{failed}{because}; the next one starts in {left}.", facts)
@@ -328,6 +370,7 @@ RULES: tuple[Rule, ...] = (
     _is_soon_claimed,
     _waiting_for_run,
     _waiting_for_runs,
+    _waiting_for_answer,
     _waiting,
     _suspended,
     _schedule,

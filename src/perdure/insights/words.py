@@ -4,28 +4,28 @@ from datetime import UTC, datetime, timedelta
 
 from perdure.insights.model import Tally
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_SECOND, _HOUR, _DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+_UNITS = ((_DAY, "day"), (_HOUR, "h"), (timedelta(minutes=1), "min"), (_SECOND, "s"))
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def duration_words(duration: timedelta) -> str:
-    """Return a duration such as "340 ms", "12 s", "6 h 12 min" or "2 days"; never negative."""
-    seconds = max(duration.total_seconds(), 0.0)
-    if seconds < 1:
-        return f"{int(seconds * 1000)} ms"
-    whole = int(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min"
-    if whole < _DAY:
-        return _two(whole // _HOUR, "h", whole % _HOUR // _MINUTE, "min")
-    days, hours = whole // _DAY, whole % _DAY // _HOUR
-    return _two(days, "day", hours, "h") if days == 1 else f"{days:,} days"
+    """Return a duration such as "340 ms", "12 s", "6 h 12 min" or "2 days 3 h"; never negative."""
+    if duration < _SECOND:
+        return f"{max(duration // timedelta(milliseconds=1), 0)} ms"
+    return in_units(duration, 2 if _HOUR <= duration < 7 * _DAY else 1)
 
 
-def _two(large: int, unit: str, small: int, small_unit: str) -> str:
-    return f"{large} {unit} {small} {small_unit}" if small else f"{large} {unit}"
+def in_units(duration: timedelta, limit: int) -> str:
+    """Return the largest units of a duration, without gaps: an hour and 5 s are "1 h"."""
+    words: list[str] = []
+    for unit, name in _UNITS:
+        count, duration = divmod(duration, unit)
+        if count:
+            words.append(count_words(count, name) if name == "day" else f"{count:,} {name}")
+        elif words:
+            break
+    return " ".join(words[:limit]) or "0 s"
 
 
 def time_words(at: datetime, now: datetime) -> str:

@@ -26,6 +26,7 @@ from perdure.insights.query import ParsedQuery, parse_query
 from perdure.keyvalue import Documents
 from perdure.runtime.requests import Request, Verb
 from perdure.store import SearchStore
+from perdure.validation import check_flag
 
 BulkVerb: TypeAlias = Literal[
     "cancel",
@@ -245,6 +246,8 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 def request_of(verb: BulkVerb, arguments: Mapping[str, Any]) -> Request:
     """Return the request that a verb with these arguments makes, without who makes it."""
+    if verb == "cancel" and set(arguments) <= {"undo"}:
+        return Request("", verb, undo=check_flag(arguments.get("undo", True), "undo"))
     names = _ARGUMENTS.get(verb, ())
     if unknown := set(arguments) - set(names):
         expected = f"arguments of {verb}: {', '.join(names) or 'it has none'}"

@@ -9,9 +9,10 @@ from perdure.clock import Clock
 from perdure.durable.session import Session, borrow, poke, wake_workers
 from perdure.errors import Refused, RunNotFound
 from perdure.operations.outcome import Outcome, describe, requested
-from perdure.runtime.acts import acts_of, copy_acts
+from perdure.runtime.acts import copy_acts
 from perdure.runtime.edits import RunEdit, edit_of, leased_edit, settle
 from perdure.runtime.ends import report_end, watchers_in
+from perdure.runtime.pruning import remove_logs_of
 from perdure.runtime.requests import (
     OPERATOR,
     Request,
@@ -21,6 +22,7 @@ from perdure.runtime.requests import (
 from perdure.runtime.transitions import lease_request
 from perdure.runtime.verbs import apply, apply_all
 from perdure.snapshot import Snapshot, created_at_of
+from perdure.snapshot.acts import acts_of
 from perdure.store import (
     Grant,
     NewMessage,
@@ -127,6 +129,7 @@ class Changes:
             run, host = leased_edit(session, grant)
             created = created_at_of(run.history.metadata)
             await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created}])
+            await remove_logs_of(self.store, run_id)
             await settle(host, run.stored, Rest(run.status, delete=True))
             await report_end(session, run_id, grant.snapshot, watchers_in(grant.inbox))
 

@@ -17,7 +17,7 @@ from perdure.insights.insights import Insights
 from perdure.insights.model import Bundle, RunRow
 from perdure.operations.bulk import count_matches
 from perdure.operations.starts import OperatorStarter
-from perdure.runtime.acts import acts_of
+from perdure.snapshot.acts import acts_of
 from perdure.store import RunSummary, require_search
 
 _PAGE = 100

@@ -12,6 +12,7 @@ from perdure.runtime.acts import add_act
 from perdure.runtime.deadlines import LIMIT
 from perdure.runtime.verbs import RETRIED
 from perdure.snapshot import (
+    UNCHECKED,
     ExecutionBlock,
     Metadata,
     Snapshot,
@@ -24,6 +25,8 @@ from perdure.snapshot import (
     visible_tags,
     workflow_of,
 )
+from perdure.snapshot.patches import forget_patches
+from perdure.snapshot.rollback import last_valid_start
 
 PAUSED = "imported; resume it when its original no longer runs"
 
@@ -60,12 +63,16 @@ def forked(
     if fork.at is not None and fork.at not in steps:
         raise Refused(source_id, "fork", f"there is no record of step {fork.at!r}")
     keys = list(steps)
+    if fork.at is not None and (start := last_valid_start(steps, fork.at)) != fork.at:
+        reason = f"step {start!r} was undone after it; choose that step or an earlier one"
+        raise Refused(source_id, "fork", reason)
     kept = keys[: keys.index(fork.at)] if fork.at is not None else []
     records = {key: _record(steps[key], key, fork.values, now, by) for key in kept}
     if unknown := set(fork.values) - set(kept):
         expected = f"keys of kept steps: {', '.join(kept) or 'there are none'}"
         raise InvalidArgument("values", sorted(unknown), expected)
     metadata = _metadata(source_id, source.get("metadata") or {}, fork, now)
+    forget_patches(metadata, keys, len(kept))
     add_act(metadata, act)
     snapshot: Snapshot = {
         "formatVersion": 1,
@@ -81,7 +88,8 @@ def _record(
     record: StepRecord, key: str, values: Mapping[str, Any], now: datetime, by: str
 ) -> StepRecord:
     if key not in values:
-        return record
+        # What the source did is not undone by its fork.
+        return cast(StepRecord, {name: fact for name, fact in record.items() if name != "undo"})
     if not record["ok"] or record.get("kind", "step") not in ("step", "transaction"):
         raise InvalidArgument("values", key, "the key of a step that succeeded")
     facts = {name: fact for name, fact in record.items() if name in ("branch", "call", "kind")}
@@ -101,6 +109,7 @@ def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Me
     metadata["tags"][FORK_TAG] = system_tag(FORK_TAG, source_id)
     if fork.payload is not KEEP:
         metadata["input"] = fork.payload
+        metadata[UNCHECKED] = True
     if fork.version is not None:
         metadata["version"] = fork.version
         metadata.pop("definitionHash", None)

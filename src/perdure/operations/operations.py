@@ -1,8 +1,9 @@
 """The operator's verbs for many runs, for workflows, queues and workers."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -37,9 +38,12 @@ from perdure.presence import (
     read_worker,
     set_switch,
 )
+from perdure.retention import FLOOR, OVER
 from perdure.runtime.acts import new_act
+from perdure.runtime.maintenance import MAINTENANCE, read_input, spans_of
+from perdure.runtime.pruning import GRACE, Kind, kinds_of, remove_old_logs
 from perdure.snapshot import RunStatus
-from perdure.store import Store, require_maintenance, require_search
+from perdure.store import MaintenanceStore, Store, require_maintenance, require_search
 from perdure.validation import check_id, check_int, check_user_id
 
 _PRUNE_BATCH = 1000
@@ -61,7 +65,7 @@ class Operations(ScheduleOperations):
 
     async def prune(
         self,
-        older_than: Duration,
+        older_than: Duration | None = None,
         *,
         statuses: Iterable[RunStatus] = (),
         workflow: str | None = None,
@@ -72,25 +76,44 @@ class Operations(ScheduleOperations):
     ) -> int:
         """Delete runs that were over for longer than `older_than`; return how many.
 
-        With `dry_run` they are counted and nothing is deleted. `on_progress` is called after each
-        batch with the number of deleted runs, and how many there are, or `None` if that is a lot.
+        Without `older_than`, those that the policies of their workflows no longer keep, as workers
+        do by themselves. With `dry_run` they are counted and nothing is deleted. `on_progress` is
+        called after each batch with the number of deleted runs, and how many there are, or `None`
+        if that is a lot.
         """
         store = require_maintenance(self.store, "Operations.prune")
-        span = parse_duration(older_than, "older_than")
         act = self.act("prune", by, why, workflow or "")
+        now, chosen = self.clock.now(), check_over(statuses)
+        kinds = await self._kinds(store, older_than, chosen, workflow)
         limit = _UNLIMITED if dry_run else _PRUNE_COUNT
-        kinds = [
-            partial(store.prune, span, status=status, workflow=workflow)
-            for status in tuple(statuses) or (None,)
-        ]
-        found = [await prune(limit=limit, dry_run=True) for prune in kinds]
+        found = [await prune(limit=limit, dry_run=True) for prune, _ in kinds]
         if dry_run:
             return sum(found)
-        total = sum(found) if max(found) < limit else None
+        total = sum(found) if max(found, default=0) < limit else None
         count = f"{limit} or more" if total is None else total
+        age = "than their policies say" if older_than is None else f"than {older_than}"
         # Before the first batch: what a process that dies in between has deleted is on record.
-        await self.note({**act, "was": f"{count} runs older than {span}"})
-        return await _in_batches(kinds, lambda done: on_progress and on_progress(done, total))
+        await self.note({**act, "was": f"{count} runs older {age}"})
+        for _, kind in kinds:
+            await remove_old_logs(store, kind.statuses, kind.workflow, now - kind.span)
+        prunes = [prune for prune, _ in kinds]
+        return await _in_batches(prunes, lambda done: on_progress and on_progress(done, total))
+
+    async def _kinds(
+        self,
+        store: MaintenanceStore,
+        older_than: Duration | None,
+        statuses: tuple[RunStatus, ...],
+        workflow: str | None,
+    ) -> list[tuple[Callable[..., Awaitable[int]], "_Pruned"]]:
+        """Return what is to be deleted: by age, or by the policies of the workflows."""
+        if older_than is None:
+            policies = spans_of(read_input(await store.load(MAINTENANCE)).policies)
+            parts = _by_policy(kinds_of(policies), statuses or OVER, workflow)
+        else:
+            span = parse_duration(older_than, "older_than")
+            parts = [_Pruned(span, workflow, each) for each in statuses or (None,)]
+        return [(each.of(store), each) for each in parts]
 
     async def copy_from(
         self, source: Store, query: str = "", *, by: str, why: str = ""
@@ -266,6 +289,43 @@ class Operations(ScheduleOperations):
         await self.note(act)
         sentence = f"Worker {worker} will drain. Takes effect within 10 seconds."
         return Outcome("", "drain_worker", "done", None, sentence)
+
+
+class _Pruned(NamedTuple):
+    """Runs of a workflow, or of all, that ended in one way, or in any, so long ago."""
+
+    span: timedelta
+    workflow: str | None
+    status: RunStatus | None
+
+    @property
+    def statuses(self) -> tuple[RunStatus, ...]:
+        return () if self.status is None else (self.status,)
+
+    def of(self, store: MaintenanceStore) -> Callable[..., Awaitable[int]]:
+        # A little longer than their logs are kept: clocks differ.
+        span = self.span + GRACE if self.span >= FLOOR else self.span
+        return partial(store.prune, span, status=self.status, workflow=self.workflow)
+
+
+def _by_policy(
+    kinds: Iterable[Kind], statuses: Collection[RunStatus], workflow: str | None
+) -> list[_Pruned]:
+    return [
+        _Pruned(kind.span, kind.workflow, kind.status)
+        for kind in kinds
+        if workflow in (None, kind.workflow) and kind.status in statuses
+    ]
+
+
+def check_over(statuses: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
+    """Check that runs with these statuses are over."""
+    chosen = tuple(statuses)
+    for status in chosen:
+        if status not in OVER:
+            expected = f"one of {', '.join(OVER)}: other runs are not over"
+            raise InvalidArgument("statuses", status, expected)
+    return chosen
 
 
 async def _in_batches(

@@ -7,7 +7,7 @@ import msgspec
 
 from perdure.runtime.edits import RunEdit
 from perdure.runtime.requests import Request
-from perdure.snapshot import RunStatus
+from perdure.snapshot import RunStatus, is_over
 
 
 class Keep(Enum):
@@ -78,7 +78,7 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
         run.run_id,
         request.verb,
         "done",
-        run.status,
+        run.written_status,
         _sentence(request, run, len(kept), dropped),
         len(kept),
         dropped,
@@ -87,11 +87,19 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
 
 def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
     parts = [_DONE[request.verb].format(step=request.step)]
+    if run.history.rollback is not None and not is_over(run.written_status):
+        parts = [_undoing(request, len(run.history.owed()))]
     if dropped:
         parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
     if run.status == "paused" and request.verb in _WAITING:
         parts.append("The run is still paused.")
     return " ".join(parts)
+
+
+def _undoing(request: Request, owed: int) -> str:
+    if request.verb != "cancel":
+        return "A worker will continue the rollback."
+    return f"Cancelled. A worker will undo {'1 step' if owed == 1 else f'{owed:,} steps'} first."
 
 
 def requested(request: Request, run_id: str, owner: str) -> Outcome:

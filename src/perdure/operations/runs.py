@@ -22,7 +22,14 @@ from perdure.store import (
     Store,
     can_search,
 )
-from perdure.validation import check_event, check_id, check_text, check_user_id, is_encodable
+from perdure.validation import (
+    check_event,
+    check_flag,
+    check_id,
+    check_text,
+    check_user_id,
+    is_encodable,
+)
 
 _MAX_NAME, _MAX_WHY = 200, 2000
 
@@ -99,9 +106,14 @@ class RunOperations:
             request = replace(request, id=f"={check_user_id(dedup_id, 'dedup_id')}")
         return await self.changes.apply(check_id(run_id, "run_id"), request)
 
-    async def cancel(self, run_id: str, *, by: str, why: str = "") -> Outcome:
-        """End a run as cancelled. If another process owns it, the step under way is cancelled."""
-        return await self._apply(run_id, "cancel", by, why)
+    async def cancel(self, run_id: str, *, undo: bool = True, by: str, why: str = "") -> Outcome:
+        """End a run as cancelled. If another process owns it, the step under way is cancelled.
+
+        Steps that can be undone are undone first, unless `undo=False`; that also ends a run whose
+        steps are being undone.
+        """
+        request = replace(self._request("cancel", by, why), undo=check_flag(undo, "undo"))
+        return await self.changes.apply(check_id(run_id, "run_id"), request)
 
     async def pause(self, run_id: str, *, by: str, why: str = "") -> Outcome:
         """Let a run begin no more steps until it is resumed; steps under way end first."""
@@ -112,7 +124,11 @@ class RunOperations:
         return await self._apply(run_id, "unpause", by, why)
 
     async def retry(self, run_id: str, *, by: str, why: str = "") -> Outcome:
-        """Let a worker continue a failed run: the steps that ended it run again."""
+        """Let a worker continue a failed run: the steps that ended it run again.
+
+        A rollback that failed is continued. A run whose steps were undone begins again at the first
+        of them.
+        """
         return await self._apply(run_id, "retry", by, why)
 
     async def wake(

@@ -6,15 +6,15 @@ from msgspec.structs import replace
 
 from perdure.errors import RunNotFound, ScheduleNotFound
 from perdure.insights.words import count_words
+from perdure.operations.approvals import ApprovalOperations
 from perdure.operations.outcome import Outcome
-from perdure.operations.runs import RunOperations
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.requests import Verb
 from perdure.runtime.schedule_workflow import schedule_id
 from perdure.validation import check_user_id
 
 
-class ScheduleOperations(RunOperations):
+class ScheduleOperations(ApprovalOperations):
     """Changes schedules on behalf of operators; `Operations` can do more."""
 
     async def pause_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:

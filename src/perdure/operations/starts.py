@@ -10,11 +10,12 @@ from perdure.durable.session import wake_workers
 from perdure.errors import RunConflict
 from perdure.insights.model import Bundle
 from perdure.operations.forks import imported
-from perdure.runtime.acts import acts_of, add_act
+from perdure.runtime.acts import add_act
 from perdure.runtime.options import check_options
 from perdure.runtime.run import Run
 from perdure.runtime.schedules import ScheduleClient
 from perdure.snapshot import Metadata, Snapshot, is_over, workflow_of
+from perdure.snapshot.acts import acts_of
 from perdure.store import (
     NewMessage,
     NewRun,

@@ -7,13 +7,17 @@ from typing import Any
 import msgspec
 
 from perdure.presence.documents import DefinitionDocument
+from perdure.retention import Keep
 from perdure.runtime.definition import Definition
 
 _MAX_DOC = 4000
 
 
-def describe_definition(definition: Definition[Any, Any], now: datetime) -> DefinitionDocument:
-    """Return what is written about one version of a workflow."""
+def describe_definition(
+    definition: Definition[Any, Any], now: datetime, default: Keep | None = None
+) -> DefinitionDocument:
+    """Return what is written about one version of a workflow; `default` is the runtime's `keep`."""
+    keep = definition.keep or default
     return DefinitionDocument(
         workflow=definition.name,
         version=definition.version,
@@ -21,6 +25,7 @@ def describe_definition(definition: Definition[Any, Any], now: datetime) -> Defi
         payload_schema=payload_schema(definition),
         doc=inspect.cleandoc(definition.__doc__ or "")[:_MAX_DOC],
         fingerprint=definition.definition_hash,
+        keeps="run" if keep is None else keep.what,
     )
 
 

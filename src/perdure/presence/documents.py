@@ -112,6 +112,7 @@ class DefinitionDocument(msgspec.Struct, frozen=True, kw_only=True):
     payload_schema: Any = None
     doc: str = ""
     fingerprint: str = ""
+    keeps: str = "run"
 
 
 def decode(value: str | None, kind: type[T]) -> T | None:

@@ -9,8 +9,6 @@ import logging
 import platform
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 from perdure.clock import parse_iso
@@ -31,6 +29,7 @@ from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import created_at_of, is_over
 from perdure.store import Grant, SearchStore, require_schedule
+from perdure.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +180,8 @@ class Heartbeat:
         return {} if due is None else {"": len(due)}
 
     async def _write_definition(self, definition: Definition[Any, Any], now: datetime) -> None:
-        await documents.write_definition(self._store, describe_definition(definition, now))
+        document = describe_definition(definition, now, self._runtime.driver.keep)
+        await documents.write_definition(self._store, document)
 
     async def _write_throughput(self) -> None:
         while self._finished:
@@ -205,7 +205,7 @@ class Heartbeat:
             started_at=self._started_at,
             id=self._id,
             seen_at=self._clock.now(),
-            perdure=_version(),
+            perdure=__version__,
             python=platform.python_version(),
             workflows=tuple(self._runtime.registry.drives),
             queues=activity.queues,
@@ -243,11 +243,3 @@ def _milliseconds_since(created_at: str, now: datetime) -> float | None:
         return (now - parse_iso(created_at)).total_seconds() * 1000
     except InvalidArgument:
         return None
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("perdure")
-    except PackageNotFoundError:
-        return ""

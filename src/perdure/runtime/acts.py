@@ -14,17 +14,16 @@ from perdure.clock import isoformat
 from perdure.errors import StoreError
 from perdure.runtime.requests import Request
 from perdure.snapshot import Metadata
+from perdure.snapshot.acts import with_act
 from perdure.store import Store, can_search
 
 logger = logging.getLogger(__name__)
 
-MAX_ACTS = 200
-"""How many acts are kept in a run, the newest ones."""
-
 ACT = "act:"
 """Begins the keys of documents with copies of acts; the time of the act follows."""
 
-KEPT_FOR = timedelta(days=90)
+KEPT_FOR = timedelta(days=400)
+"""How long copies of acts are kept: an audit asks about the year before."""
 
 
 def new_act(request: Request, now: datetime, *, was: str = "", refused: str = "") -> dict[str, Any]:
@@ -45,14 +44,7 @@ def new_act(request: Request, now: datetime, *, was: str = "", refused: str = ""
 
 def add_act(metadata: Metadata, act: dict[str, Any]) -> None:
     """Add an act to the metadata of a run."""
-    metadata["acts"] = [*acts_of(metadata), act][-MAX_ACTS:]
-    metadata["actCount"] = int(metadata.get("actCount") or 0) + 1
-
-
-def acts_of(metadata: Metadata | None) -> list[dict[str, Any]]:
-    """Return the acts that are stored in a run, the oldest first."""
-    acts = (metadata or {}).get("acts")
-    return [act for act in acts if isinstance(act, dict)] if isinstance(acts, list) else []
+    metadata.update(with_act(metadata, act))
 
 
 async def copy_acts(store: Store, run_id: str, acts: Iterable[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from perdure import codec
 from perdure.clock import Clock
 from perdure.durable.outbox import encode_run
 from perdure.engine.history import History
+from perdure.engine.middleware import Middleware, add_metadata
 from perdure.engine.target import ChildOptions, Target
 from perdure.engine.tasks import outside_runs
 from perdure.errors import InvalidArgument, RunConflict, TooDeep
@@ -39,6 +40,7 @@ class Children:
         registry: Registry,
         random: Random,
         clock: Clock,
+        around: Sequence[Middleware] = (),
     ) -> None:
         self._run_id = run_id
         self._store = store
@@ -46,6 +48,7 @@ class Children:
         self._registry = registry
         self._random = random
         self._clock = clock
+        self._around = around
 
     def target(self, workflow: object) -> Definition[Any, Any]:
         """Return a workflow that was passed as its definition, or that is registered by name."""
@@ -148,6 +151,7 @@ class Children:
         start = new_start(target, data, run_id, plan, now, self._random)
         start.metadata.update(inherited_deadline(self._history.metadata, options.deadline))
         start.metadata["tags"] = self._tags(start, options)
+        add_metadata(start.metadata, self._around, target.name, run_id)
         return start
 
     def _tags(self, start: Start, options: ChildOptions) -> dict[str, str]:
@@ -161,4 +165,6 @@ class Children:
         if depth > MAX_DEPTH:
             raise TooDeep(self._run_id, MAX_DEPTH)
         parent = {"run": self._run_id, "generation": self._history.generation, "call": call}
+        # An earlier run may have had this id, and its children the ids of these.
+        parent["seed"] = self._history.metadata.get("seed", "")
         return {"parent": parent, "depth": depth}

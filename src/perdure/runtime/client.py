@@ -5,26 +5,31 @@ async with Client("postgresql://db/app") as client:
     print(await client.result(run, timeout="10s"))
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
+
+import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, parse_duration
 from perdure.durable.run import already_running
 from perdure.durable.session import Session, poke, wake_workers
+from perdure.engine.middleware import send_signals
 from perdure.errors import InvalidArgument, RunFailed, RunNotFound, RunOver
 from perdure.runtime import transitions
+from perdure.runtime.approvals import ApprovalClient
 from perdure.runtime.asking import wait_for_answer
 from perdure.runtime.definition import Definition
 from perdure.runtime.ends import report_end, watchers_in
 from perdure.runtime.options import Plan, Start
+from perdure.runtime.pruning import remove_logs_of
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
-from perdure.runtime.schedules import ScheduleClient
 from perdure.runtime.starter import BATCH, Changed, check_list, encode_payload
-from perdure.snapshot import is_over, rest_status
+from perdure.snapshot import Snapshot, is_over, rest_status
+from perdure.snapshot.rollback import rollback_of
 from perdure.store import (
     Delivery,
     Grant,
@@ -34,7 +39,7 @@ from perdure.store import (
     require_inbox,
     require_search,
 )
-from perdure.validation import check_event, check_id, check_user_id
+from perdure.validation import check_event, check_flag, check_id, check_user_id
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -64,7 +69,7 @@ class SignalResult:
         return self.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE)
 
 
-class Client(ScheduleClient):
+class Client(ApprovalClient):
     """Starts, signals, cancels and retries runs of one store, and asks for them.
 
     It calls no workflow function: workers do that. A workflow is named, or passed as its
@@ -88,10 +93,46 @@ class Client(ScheduleClient):
             wake_workers(self.store)
         return results
 
+    async def broadcast(
+        self,
+        event: str,
+        payload: object = None,
+        *,
+        workflow: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+    ) -> int:
+        """Send an event to every run of a workflow, or with these tags, that is not over; return
+        how many have received it.
+
+        A run that begins in the meantime may or may not receive it. A call that is repeated with
+        the same `dedup_id`, after a crash, reaches those that the first one did not reach.
+        """
+        if workflow is None and not tags:
+            raise InvalidArgument("tags", tags, "tags, or workflow=", "It would reach every run")
+        if dedup_id is None:
+            dedup_id = f"{UUID(int=self.random.getrandbits(128), version=4)}"
+        message = _message(Signal("all", event, payload, dedup_id))
+        run_ids = await self._open_runs(workflow, tags)
+        signals = [Signal(run_id, event, payload, dedup_id) for run_id in run_ids]
+        messages = [msgspec.structs.replace(message, to=id) for id in run_ids]
+        results: list[SignalResult] = await send_signals(
+            self.around, signals, lambda: self._deliver(messages)
+        )
+        wake_workers(self.store)
+        return sum(map(bool, results))
+
     async def _send(self, signals: Iterable[Signal]) -> list[SignalResult]:
-        store = require_inbox(self.store, f"{type(self).__name__}.signal")
         expected = "a list of Signal(run_id, event, payload)"
-        messages = [_message(each) for each in check_list(signals, "signals", expected)]
+        signals = check_list(signals, "signals", expected)
+        messages = [_message(each) for each in signals]
+        results: list[SignalResult] = await send_signals(
+            self.around, signals, lambda: self._deliver(messages)
+        )
+        return results
+
+    async def _deliver(self, messages: Sequence[NewMessage]) -> list[SignalResult]:
+        store = require_inbox(self.store, f"{type(self).__name__}.signal")
         results: list[SignalResult] = []
         for first in range(0, len(messages), BATCH):
             receipts = await store.send(messages[first : first + BATCH])
@@ -139,12 +180,13 @@ class Client(ScheduleClient):
         """
         plan = Plan(if_exists="restart_if_over", any_payload=True)
         new = self._start(workflow, start, run_id, plan)
-        signal = Signal(run_id, event, payload, dedup_id)
+        # Checked before a run is created for it.
+        message = _message(Signal(run_id, event, payload, dedup_id))
         started: Run | None = None
         while True:
             if not await self._is_open(new):
                 [started] = await self._create([new])
-            (result,) = await self._send([signal])
+            (result,) = await self._deliver([message])
             if result:
                 wake_workers(self.store)
                 return replace(result, run=started)
@@ -180,31 +222,43 @@ class Client(ScheduleClient):
         wake_workers(self.store)
         return await wait_for_answer(store, self.clock, question, limit)
 
-    async def cancel(self, run_id: str, *, reason: str = "") -> Run:
-        """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
+    async def cancel(self, run_id: str, *, reason: str = "", undo: bool = True) -> Run:
+        """Cancel a run. If another process owns it, it is asked to stop, and does so soon.
+
+        Steps that can be undone are undone first, by a worker, unless `undo=False`; that also ends
+        a run whose steps are being undone.
+        """
+        run = await self._cancel(run_id, reason, undo)
+        if not run.over:
+            wake_workers(self.store)
+        return run
+
+    async def _cancel(self, run_id: str, reason: str, undo: bool) -> Run:
         if not isinstance(reason, str):
             raise InvalidArgument("reason", reason, "a string")
+        request = Request("", "cancel", why=reason, undo=check_flag(undo, "undo"))
         snapshot = await self._load(run_id)
-        if is_over(rest_status(snapshot)):
+        if _is_ending(snapshot, undo):
             return self._run(run_id, snapshot)
-        if (run := await self._cancel_at_rest(run_id, reason)) is not None:
+        if (run := await self._cancel_at_rest(run_id, request)) is not None:
             return run
         inbox = require_inbox(self.store, "cancelling a run that is owned elsewhere")
-        request = Request("", "cancel", why=reason)
         await inbox.send([NewMessage(run_id, OPERATOR, encode_request(request))])
         poke(self.store, [run_id])
         # Its owner may have suspended it just before the message arrived.
-        return await self._cancel_at_rest(run_id, reason) or await self._require(run_id)
+        return await self._cancel_at_rest(run_id, request) or await self._require(run_id)
 
-    async def _cancel_at_rest(self, run_id: str, reason: str) -> Run | None:
+    async def _cancel_at_rest(self, run_id: str, request: Request) -> Run | None:
         async with self.session() as session:
             grant = await session.acquire(self._lease_request(run_id))
             if isinstance(grant, Refusal):
                 return None
             if is_over(rest_status(grant.snapshot)):
                 data = await transitions.give_up(session, grant)
+            elif _is_ending(grant.snapshot, request.undo):
+                data = await transitions.make_due(session, grant)
             else:
-                data = await transitions.cancel(session, grant, reason)
+                data = await transitions.cancel(session, grant, request)
             return None if data is None else self._run(run_id, codec.loads(data))
 
     async def retry(self, run_id: str) -> Run:
@@ -268,6 +322,7 @@ class Client(ScheduleClient):
         snapshot = await self.store.load(check_id(run_id, "run_id"))
         async with self.session() as session:
             watchers = [] if snapshot is None else watchers_in(await session.read_inbox(run_id))
+            await remove_logs_of(self.store, run_id)
             await self.store.delete(run_id)
             if snapshot is not None:
                 await report_end(session, run_id, snapshot, watchers)
@@ -334,13 +389,19 @@ class RunHandle(Generic[T_co]):
         """Send an event to the run."""
         return await self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
 
-    async def cancel(self, *, reason: str = "") -> Run[T_co]:
-        """Cancel the run."""
-        return await self.client.cancel(self.run_id, reason=reason)
+    async def cancel(self, *, reason: str = "", undo: bool = True) -> Run[T_co]:
+        """Cancel the run; its steps are undone first, unless `undo=False`."""
+        return await self.client.cancel(self.run_id, reason=reason, undo=undo)
 
     async def retry(self) -> Run[T_co]:
         """Continue the run if it failed: the steps that ended it run again."""
         return await self.client.retry(self.run_id)
+
+
+def _is_ending(snapshot: Snapshot, undo: bool) -> bool:
+    """Return whether a run is over, or will be when its steps are undone."""
+    is_undoing = undo and rollback_of(snapshot) is not None
+    return is_undoing or is_over(rest_status(snapshot))
 
 
 def _id_of(run: Run | RunHandle | str) -> str:

@@ -7,7 +7,7 @@ async def welcome(step: Step, payload: Signup) -> str: ...
 import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
+from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
 from perdure.clock import Duration
@@ -21,10 +21,11 @@ from perdure.errors import (
 )
 from perdure.limits import Queue, check_queue, queue_with_key
 from perdure.result import Result
+from perdure.retention import Keep, check_keep
 from perdure.runtime.deadlines import check_deadline
 from perdure.runtime.priorities import check_priority
 from perdure.schedules import Schedule, check_name
-from perdure.snapshot import Snapshot
+from perdure.snapshot import UNCHECKED, Metadata, Snapshot
 from perdure.validation import check_errors, check_id, check_int, check_user_id
 
 P = TypeVar("P")
@@ -56,6 +57,7 @@ class Definition(Target[P, T]):
         key: Callable[[Any], str] | None = None,
         priority: int = 0,
         schedule: Schedule | None = None,
+        keep: Keep | Literal["result"] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
             raise InvalidArgument("fn", fn, _WANTED)
@@ -75,6 +77,7 @@ class Definition(Target[P, T]):
         self.takes_payload = parameter is not None
         self.payload_type = None if parameter is None else _payload_type(fn, parameter.name)
         self._default = None if parameter is None else parameter.default
+        self.keep = check_keep(keep)
         self.schedule = _check_schedule(schedule)
         if schedule is not None:
             self._check_default(schedule)
@@ -83,6 +86,8 @@ class Definition(Target[P, T]):
 
     def __call__(self, step: Step, payload: Any = None) -> Awaitable[Any]:
         """Call the function."""
+        if isinstance(payload, InvalidPayload):
+            raise payload
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
 
     def _check_default(self, schedule: Schedule) -> None:
@@ -93,6 +98,11 @@ class Definition(Target[P, T]):
             expected = "no schedule, since its runs start without a payload"
             hint = f"Give the payload a default, or call runtime.schedule with one ({error})"
             raise InvalidArgument("schedule", schedule, expected, hint) from None
+
+    @property
+    def has_default(self) -> bool:
+        """Whether a run can be started without a payload."""
+        return not self.takes_payload or self._default is not inspect.Parameter.empty
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -110,7 +120,7 @@ class Definition(Target[P, T]):
             if payload is not None:
                 raise InvalidPayload(self.name, ["the workflow takes no payload"])
             return None
-        if payload is None and self._default is not inspect.Parameter.empty:
+        if payload is None and self.has_default:
             payload = self._default
         try:
             if self.payload_type is not None and isinstance(payload, _PLAIN):
@@ -120,13 +130,46 @@ class Definition(Target[P, T]):
             problems = payload_problems(payload, self.payload_type)
             raise InvalidPayload(self.name, problems or [str(error)]) from error
 
+    def receive(self, snapshot: Snapshot) -> Any:
+        """Return the payload of a stored run as the function receives it.
+
+        A caller that does not know the definition stores what it was given, and says so. Then the
+        payload is checked now, and the metadata of the snapshot contain it as it fits. If it does
+        not fit, this returns the `InvalidPayload` that calling the function raises.
+        """
+        metadata = snapshot.get("metadata") or {}
+        if metadata.get(UNCHECKED):
+            try:
+                metadata = snapshot["metadata"] = self._checked(metadata)
+            except InvalidPayload as error:
+                return error
+        return self.decode_payload(metadata.get("input"))
+
+    def _checked(self, metadata: Metadata) -> Metadata:
+        data = metadata.get("input")
+        checked = {name: value for name, value in metadata.items() if name != UNCHECKED}
+        if (fitting := self._encode_stored(data)) != data:
+            # The call that triggered the run may be repeated, and must recognise its payload.
+            checked = {"firstInput": data, **checked, "input": fitting}
+        return checked
+
+    def _encode_stored(self, data: Any) -> Any:
+        try:
+            return self.encode_payload(codec.decode(data))
+        except InvalidPayload:
+            if codec.is_plain(data):
+                raise
+            # Python has written the types of its values beside them.
+            return data
+
     def queue_for(self, data: Any) -> str:
         """Return the queue of a new run with this payload, given as JSON; "" stands for none."""
         if self.queue is None:
             return ""
         if self.key is None:
             return self.queue.name
-        return queue_with_key(self.queue.name, self.key(self.decode_payload(data)))
+        with_key = queue_with_key(self.queue.name, self.key(self.decode_payload(data)))
+        return with_key if self.queue.has_keys else self.queue.name
 
     def decode_payload(self, data: Any) -> Any:
         """Return the payload as the function receives it."""
@@ -207,6 +250,7 @@ def workflow(
     key: Callable[[Any], str] | None = None,
     priority: int = 0,
     schedule: Schedule | None = None,
+    keep: Keep | Literal["result"] | None = None,
 ) -> "Decorator":
     """Make a workflow of an async function of `(step)` or `(step, payload)`.
 
@@ -222,7 +266,8 @@ def workflow(
     `trigger` is given none: each level puts a run a day ahead of others that are due.
 
     A starting worker creates the `schedule` under the workflow's name; one with a higher version of
-    the workflow updates it.
+    the workflow updates it. `keep` is how long workers keep finished runs; without it, that of the
+    runtime. `"result"` drops the steps of a completed run.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -240,6 +285,7 @@ def workflow(
         key=check_key(key, queue),
         priority=check_priority(priority),
         schedule=_check_schedule(schedule),
+        keep=check_keep(keep),
     )
 
 

@@ -14,12 +14,26 @@ from perdure.errors import RunConflict
 from perdure.runtime.ends import done_message, missing_outcome, new_log, outcome_in
 from perdure.runtime.options import payload_conflict
 from perdure.runtime.requests import OPERATOR, WATCH, Request, encode_request
-from perdure.runtime.transitions import change, lease_request, old_requests
+from perdure.runtime.transitions import (
+    change,
+    lease_request,
+    old_requests,
+    replace_run,
+)
 from perdure.runtime.verbs import CANCELLED_BY, RETRIED, continue_over
 from perdure.snapshot import OutboxItem, Snapshot, is_over, rest_status, tags_of, workflow_of
 from perdure.snapshot.record import encode_failure
 from perdure.snapshot.tags import PARENT, parent_tag
-from perdure.store import Delivery, NewMessage, NewRun, Refusal, Store, can_search, require_search
+from perdure.store import (
+    Delivery,
+    NewMessage,
+    NewRun,
+    Refusal,
+    Store,
+    can_search,
+    require_lease,
+    require_search,
+)
 
 BATCH = 500
 _PAUSE = 0.05
@@ -64,6 +78,8 @@ class Deliveries:
         metadata = snapshot.get("metadata") or {}
         event = (metadata.get("replyTo") or {}).get("event")
         stored = await self._session.store.load(new.id)
+        if stored is not None and await self._is_replaced(new, stored):
+            return
         if event is None or stored is None:
             return
         known = stored.get("metadata") or {}
@@ -78,7 +94,7 @@ class Deliveries:
     async def _start_many(self, facts: Mapping[str, Any]) -> None:
         """Start runs that report their ends to a log, which exists before them."""
         shared, full = facts["run"], facts["full"]
-        log = new_log(shared["id"], self._session.clock.now())
+        log = new_log(shared["id"], self._run_id, self._session.clock.now())
         await start_runs(self._session, [log])
         reply = {"run": log.id, "full": full}
         queues = facts.get("queues") or [""] * len(facts["payloads"])
@@ -87,7 +103,32 @@ class Deliveries:
             decode_run({**numbered(shared, number, payload, reply), "queue": queue})
             for number, (payload, queue) in enumerate(pairs, facts["first"])
         ]
-        await start_runs(self._session, runs)
+        answers = await start_runs(self._session, runs)
+        for new in (run for run, is_new in zip(runs, answers, strict=True) if not is_new):
+            await self._is_replaced(new, await self._session.store.load(new.id))
+
+    async def _is_replaced(self, new: NewRun, stored: Snapshot | None) -> bool:
+        """Replace a run that was started by an earlier run with the id of this one, now removed.
+
+        One that is not over yet is left alone, like a run that anyone else has started.
+        """
+        while stored is not None and _is_of_earlier_run(stored, codec.loads(new.snapshot)):
+            if await self._replace(new):
+                wake_workers(self._session.store)
+                return True
+            stored = await self._session.store.load(new.id)
+        return False
+
+    async def _replace(self, new: NewRun) -> bool:
+        grant = await self._session.acquire(lease_request(new.id, self._random, self._ttl))
+        if isinstance(grant, Refusal):
+            await self._session.clock.sleep(_PAUSE)
+            return False
+        if not _is_of_earlier_run(grant.snapshot, codec.loads(new.snapshot)):
+            # It was started again in the meantime.
+            await require_lease(self._session.store).release([grant.lease])
+            return False
+        return await replace_run(self._session, grant, new) is not None
 
     async def _watch(self, run_id: str, event: str, *, is_called: bool = False) -> None:
         """Make sure that this run gets a message when the other one ends, or has ended."""
@@ -167,6 +208,16 @@ async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]
 def _parent_of(snapshot: Snapshot) -> str:
     parent: Mapping[str, Any] = (snapshot.get("metadata") or {}).get("parent") or {}
     return str(parent.get("run", ""))
+
+
+def _is_of_earlier_run(stored: Snapshot, new: Snapshot) -> bool:
+    """Return whether a run is over whose parent had the id of the new one's parent, and was another
+    run.
+    """
+    known, own = ((each.get("metadata") or {}).get("parent") or {} for each in (stored, new))
+    if not is_over(rest_status(stored)) or known.get("run") != own.get("run"):
+        return False
+    return bool(known.get("seed")) and known["seed"] != own.get("seed")
 
 
 def numbered(

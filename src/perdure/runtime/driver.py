@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -16,9 +16,11 @@ from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outbox import Outbox
 from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
+from perdure.durable.rollback import Failures, end_or_undo, roll_back, rolled_back
 from perdure.durable.session import Session
 from perdure.engine.arguments import Arguments
 from perdure.engine.history import History
+from perdure.engine.middleware import Middleware
 from perdure.engine.tasks import detached
 from perdure.errors import (
     Cancelled,
@@ -28,13 +30,16 @@ from perdure.errors import (
     MissingAbility,
     PerdureError,
     PermitLost,
+    RollbackFailed,
     RunFailed,
     StoreError,
     StoreUnavailable,
     ValueTooLarge,
+    VersionMismatch,
 )
 from perdure.events import Bus
 from perdure.result import Err, Ok, Result
+from perdure.retention import Keep
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.children import Children
@@ -42,11 +47,19 @@ from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
 from perdure.runtime.delivery import Deliveries, open_runs
 from perdure.runtime.deps import Dependencies
-from perdure.runtime.edits import RunEdit, at_rest, cancelled, leased_edit, settle
+from perdure.runtime.edits import (
+    RunEdit,
+    at_rest,
+    cancelled,
+    due_at_of,
+    leased_edit,
+    settle,
+)
 from perdure.runtime.ends import is_called_again, leftovers_in, report_end, watchers_in
+from perdure.runtime.loud import log_failed_rollback, log_failed_run
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
-from perdure.runtime.schedule_workflow import ScheduleDecision, ScheduleWorkflow
+from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.runtime.transitions import lease_request, old_requests
 from perdure.runtime.verbs import apply_all, cancel_children, continue_over, refuse_all
 from perdure.snapshot import (
@@ -94,6 +107,9 @@ class Driver:
     arguments: Arguments
     changes: ChangeCheck
     deps: Dependencies
+    around: tuple[Middleware, ...] = ()
+    keep: Keep | None = None
+    callback_url: str = ""
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
         """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
@@ -131,7 +147,7 @@ class Driver:
             return await _apply_requests(edit, host, asked)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
-        definition, payload, history = await self._load(grant)
+        definition, payload, history = await self._load(session, grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         self._open_outbox(host)
         host.leftovers = leftovers_in(grant.inbox, history.waits.values())
@@ -140,31 +156,52 @@ class Driver:
             return Rested(b"", "running")
         requests: list[Requested] = []
         host.on_message = lambda: self._look_for_requests(host, requests)
-        with self.deps.in_use() as deps:
-            program = self._program(host, definition, payload, deps)
-            result = await run_to_rest(host, program)
-        return await self._leave(host, result, definition, requests)
+        rested: Rested | None = None
+        try:
+            with self.deps.in_use() as deps:
+                due_at = due_at_of(grant.snapshot, grant.now)
+                program = self._program(host, definition, payload, deps, due_at)
+                drive = run_to_rest if history.rollback is None else roll_back
+                result = await drive(host, program)
+            rested = await self._leave(host, result, definition, requests)
+            return rested
+        finally:
+            if host.around is not None:
+                host.around.after(None if rested is None else rested.status)
 
     def _program(
-        self, host: RunHost, definition: Definition[Any, Any], payload: object, deps: Any
+        self,
+        host: RunHost,
+        definition: Definition[Any, Any],
+        payload: object,
+        deps: Any,
+        due_at: datetime | None,
     ) -> Program:
+        # Listeners and middleware are told of the user's runs.
+        is_system = isinstance(definition, SystemWorkflow)
         return Program(
             body=lambda step: definition(step, payload),
             random=self.random,
-            # Listeners are told of the user's runs.
-            bus=Bus() if isinstance(definition, ScheduleWorkflow) else self.bus,
+            bus=Bus() if is_system else self.bus,
+            around=() if is_system else self.around,
+            due_at=due_at,
             errors=definition.scope,
             types=definition.types,
             payload=payload,
             deps=deps,
             encode_input=definition.encode_payload,
-            children=Children(
-                host.id, host.history, self.store, self.registry, self.random, host.clock
-            ),
+            children=self._children(host),
             deadline=fix_deadline(host.history, host.clock, definition.deadline),
             suspend_after=self.suspend_after,
             always_replay=self.always_replay,
             arguments=self.arguments,
+            callback_url=self.callback_url,
+        )
+
+    def _children(self, host: RunHost) -> Children:
+        random, clock = self.random, host.clock
+        return Children(
+            host.id, host.history, self.store, self.registry, random, clock, self.around
         )
 
     def _open_outbox(self, host: RunHost) -> Deliveries:
@@ -194,18 +231,36 @@ class Driver:
         data = await settle(host, block, rest, [message.id for message in watchers])
         return None if data is None else Rested(data, rest.status)
 
-    async def _load(self, grant: Grant) -> tuple[Definition[Any, Any], Any, History]:
+    async def _leave_to_others(self, session: Session, grant: Grant, error: PerdureError) -> None:
+        """Release a run that cannot be driven here.
+
+        One of a newer version is due at once, for processes that know it. It is written, since the
+        index may not contain the version yet to which its owner has bound it.
+        """
+        if isinstance(error, VersionMismatch) and error.stored > error.requested:
+            _, host = leased_edit(session, grant)
+            await log_failure(rewrite(host, wake_at=host.clock.now()))
+        else:
+            later = grant.now + self.lease_ttl
+            await require_lease(self.store).release([grant.lease], wake_at=later)
+
+    async def _load(
+        self, session: Session, grant: Grant
+    ) -> tuple[Definition[Any, Any], Any, History]:
         """Return what runs and its history; release a run that no definition here can run."""
         try:
             definition, snapshot = self.registry.for_run(grant.lease.id, grant.snapshot)
             self.changes.check(grant.lease.id, snapshot.get("metadata"), definition)
-            payload = definition.decode_payload((snapshot.get("metadata") or {}).get("input"))
-        except PerdureError:
-            later = grant.now + self.lease_ttl
-            await require_lease(self.store).release([grant.lease], wake_at=later)
+            payload = definition.receive(snapshot)
+        except PerdureError as error:
+            await self._leave_to_others(session, grant, error)
             raise
         history = History(definition.name, snapshot)
-        history.drop(failures_to_retry(snapshot))
+        if not version_of(grant.snapshot.get("metadata")):
+            # With the first entry: if this process dies, an older one must not continue the run.
+            history.changed_metadata.update(definition.identity)
+        if history.rollback is None:
+            history.drop(failures_to_retry(snapshot))
         return definition, payload, history
 
     async def _leave(
@@ -225,7 +280,7 @@ class Driver:
             if suspended is not None:
                 return await _settle(host, *at_rest(host, suspended))
             if isinstance(broken, Cancelled):
-                return await _settle(host, *cancelled(host, broken.reason))
+                return await _end(host, *cancelled(host, broken.reason))
             if isinstance(broken, ManualValueError):
                 return await _pause(host, str(broken))
             if isinstance(broken, StoreError | LeaseLost):
@@ -233,14 +288,18 @@ class Driver:
             if result is None:
                 assert broken is not None, "a run without a result was broken off"
                 result = outcome_of(broken)
-            if isinstance(definition, ScheduleWorkflow) and isinstance(result, Ok):
+            if isinstance(definition, SystemWorkflow) and isinstance(result, Ok):
                 return await _sleep_until_next(host, definition, result.value)
             if requests:
                 _refuse_late(host, requests)
+            if host.history.rollback is not None:
+                return await _end_rollback(host, result)
             outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
-            rested = await _settle(host, block, Rest(status))
+            if isinstance(outcome, Ok):
+                host.keeps_result = self._keeps_result(definition)
+            rested = await _end(host, block, Rest(status))
             if isinstance(outcome, Err):
-                _log_failed_run(host, outcome)
+                log_failed_run(host, outcome)
             return rested
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
@@ -253,6 +312,10 @@ class Driver:
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
             )
             raise
+
+    def _keeps_result(self, definition: Definition[Any, Any]) -> bool:
+        keep = definition.keep or self.keep
+        return keep is not None and keep.what == "result"
 
     async def _begin_again(
         self, host: RunHost, data: object, definition: Definition[Any, Any]
@@ -273,17 +336,20 @@ class Driver:
         try:
             return await self._write_failed(host, error)
         except ValueTooLarge:
-            text = (
+            failed: PerdureError = RunFailed(
                 f"{error}. Its {len(host.history)} records together are more than the store takes "
                 "and were dropped, so the run cannot be retried"
             )
+            if lost := host.history.owed():
+                reasons = dict.fromkeys(lost, "its record was dropped")
+                failed = RollbackFailed(f"run {host.id!r}", str(failed), reasons)
             host.history = host.history.without_records()
-            return await self._write_failed(host, RunFailed(text), truncated=True)
+            return await self._write_failed(host, failed, truncated=True)
 
     async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> Rested:
         record = encode_failure(error, host.id).record
-        rested = await _settle(host, failed_block(host, record, **facts), Rest("failed"))
-        _log_failed_run(host, Err(error))
+        rested = await _end(host, failed_block(host, record, **facts), Rest("failed"))
+        log_failed_run(host, Err(error))
         return rested
 
     def _look_for_requests(self, host: RunHost, requests: list[Requested]) -> None:
@@ -295,12 +361,31 @@ class Driver:
                 logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
                 return
             requests[:] = requests_in(messages)
-            if (cancel := cancel_in(requests)) is not None:
+            if (cancel := cancel_in(requests, host.history.rollback)) is not None:
                 host.execution.break_off(Cancelled(host.id, cancel.why))
             elif requests:
                 host.suspension.pause()
 
         self.bus.track(detached(look()))
+
+
+async def _end(host: RunHost, block: ExecutionBlock, rest: Rest) -> Rested:
+    """Store that a run has ended, or that its steps are undone first."""
+    block, rest = end_or_undo(host, block, rest)
+    if host.history.rollback is not None:
+        cancel_children(host.history, host.clock.now())
+    return await _settle(host, block, rest)
+
+
+async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> Rested:
+    """Store the end of a run whose steps were undone."""
+    failures: Failures = result.value if isinstance(result, Ok) else {}
+    if isinstance(result, Err):
+        failures = dict.fromkeys(host.history.owed(), cast(Exception, result.error))
+    rested = await _settle(host, *rolled_back(host, failures))
+    if failures:
+        log_failed_rollback(host, failures)
+    return rested
 
 
 async def _settle(
@@ -309,6 +394,9 @@ async def _settle(
     """Store how a run is left. If it has ended, other runs learn of it before it is given up."""
     if is_over(rest.status):
         await _tell_others(host, block)
+        if host.keeps_result:
+            # At no cost: the rest replaces all that was stored.
+            host.history = host.history.without_records()
         # A request to be told of the end, which arrives only now, makes the run due.
         rest = replace(rest, wake_at=None, awaits=(WATCH,))
     data = await host.settle(block, rest, (*consumes, *host.leftovers))
@@ -318,7 +406,9 @@ async def _settle(
 async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
     """Make the end durable, cancel children and answer the run that waits; or do nothing."""
     history = host.history
-    cancel_children(history, host.clock.now())
+    if history.rollback is None:
+        # Otherwise they were cancelled when that began.
+        cancel_children(history, host.clock.now())
     if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
         return
     ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
@@ -364,36 +454,8 @@ async def _pause(host: RunHost, reason: str) -> Rested:
     return await _settle(host, *edit.rest(host))
 
 
-async def _sleep_until_next(
-    host: RunHost, definition: ScheduleWorkflow, outcome: ScheduleDecision
-) -> Rested:
-    """Replace the run of a schedule by its next generation, which begins at its next time."""
+async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> Rested:
+    """Replace a run of the engine by its next generation, which begins at its next time."""
     rested = await _settle(host, *definition.rest(host, outcome))
     # It is queued, but not to be continued here and now.
     return rested._replace(status="suspended")
-
-
-def _log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
-    """Log a failed run once at ERROR: there may be no caller that waits for its result."""
-    run, error = host.execution, outcome.error
-    exceptions = (each for each in (error, outcome.cause) if isinstance(each, BaseException))
-    keys = run.failures_that_ended_it()
-    steps = ", ".join(f"{key!r} (attempt {run.history.attempts(key)})" for key in keys)
-    logger.error(
-        "run %r of workflow %r failed%s: %s%s",
-        host.id,
-        host.history.name,
-        f" at step {steps}" if steps else "",
-        error if isinstance(error, str) else repr(error),
-        "".join(f"\n{_recorded_traceback(run.failures[key])}" for key in keys).rstrip(),
-        exc_info=next(exceptions, None),
-    )
-
-
-def _recorded_traceback(error: BaseException | None) -> str:
-    """Return the traceback of the original, if this exception was restored from a record."""
-    while error is not None:
-        if (cause := codec.recorded_cause(error)) is not None:
-            return codec.traceback_of(cause)
-        error = error.__cause__
-    return ""

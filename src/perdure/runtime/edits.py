@@ -11,6 +11,7 @@ from typing import Any, cast
 from perdure.clock import isoformat, parse_iso
 from perdure.durable.host import REPLAY, RunHost
 from perdure.durable.lifecycle import log_failure, open_host
+from perdure.durable.rollback import end_or_undo
 from perdure.durable.session import Session
 from perdure.engine.history import History
 from perdure.errors import Cancelled, LeaseLost, StoreError
@@ -23,7 +24,9 @@ from perdure.snapshot import (
     RunStatus,
     Snapshot,
     awaits_of,
+    created_at_of,
     is_over,
+    open_waits,
     reply_to_of,
     rest_status,
     wake_at_of,
@@ -41,7 +44,8 @@ class RunEdit:
     `stored` is its `execution` as it was read, `was_over` whether it had ended then. `due_at` is
     when a queued run starts; `None` means at once. `is_changed` says that the status was set:
     otherwise a run that is over stays as it is. `acts` are those of this write, `entered` is the
-    key of a record that was entered by hand.
+    key of a record that was entered by hand. `undoes` says that the steps of a run that is
+    cancelled are undone.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class RunEdit:
         self.is_changed = False
         self.acts: list[dict[str, Any]] = []
         self.entered = ""
+        self.undoes = True
 
     def record(self, request: Request, *, was: str = "", refused: str = "") -> None:
         """Record an operator's act; other programs leave none."""
@@ -76,6 +81,12 @@ class RunEdit:
     def is_over(self) -> bool:
         """Whether the run has ended, unless it was made due again."""
         return is_over(self.status)
+
+    @property
+    def written_status(self) -> RunStatus:
+        """The status with which the run is stored; a run that is undone first has not ended."""
+        is_undone = self.undoes and self.history.rollback is not None
+        return "queued" if is_undone and self.status == "cancelled" else self.status
 
     @property
     def waits(self) -> list[PendingWait]:
@@ -99,7 +110,8 @@ class RunEdit:
         """Return how the host stores the run."""
         status = self.status
         if status == "cancelled" and self.is_changed:
-            return cancelled(host, self.reason)
+            end = cancelled(host, self.reason)
+            return end_or_undo(host, *end) if self.undoes else end
         if is_over(status):
             return self.stored, _over(host, status)
         if status == "paused":
@@ -145,8 +157,23 @@ def _status_at_rest(snapshot: Snapshot) -> RunStatus:
 
 
 def stored_due_at(block: ExecutionBlock) -> datetime | None:
-    """Return when a run that was paused before it started was to start."""
+    """Return when a run that has not started yet was to start, if not at once."""
     return parse_iso(block["dueAt"]) if "dueAt" in block else None
+
+
+def due_at_of(snapshot: Snapshot, now: datetime) -> datetime | None:
+    """Return when a stored run became due: at the end of a wait, or when it was to start.
+
+    `None` if an event or an operator made it due, whose time is not stored.
+    """
+    block = snapshot["execution"]
+    times = [parse_iso(wait["wakeAt"]) for wait in open_waits(snapshot) if "wakeAt" in wait]
+    if past := [time for time in times if time <= now]:
+        return min(past)
+    if block.get("state") != "queued" or snapshot.get("steps"):
+        return None
+    created = created_at_of(snapshot.get("metadata"))
+    return stored_due_at(block) or (parse_iso(created) if created else None)
 
 
 async def settle(
@@ -193,7 +220,7 @@ def at_rest(host: RunHost, waits: Sequence[PendingWait]) -> tuple[ExecutionBlock
     snapshot = cast(Snapshot, {"execution": block})
     wake_at = host.clock.now() if replays else wake_at_of(snapshot)
     deadline = deadline_of(host.history.metadata)
-    if deadline is not None:
+    if deadline is not None and host.history.rollback is None:
         wake_at = deadline if wake_at is None else min(wake_at, deadline)
     # A request that arrives while the run is being suspended must wake it.
     return block, Rest(state, wake_at, (*awaits_of(snapshot), OPERATOR))

@@ -23,10 +23,12 @@ from perdure.snapshot import (
     new_snapshot,
     reply_to_of,
     rest_status,
+    system_tag,
     workflow_of,
 )
+from perdure.snapshot.asks import ANSWER
 from perdure.snapshot.record import encode_failure
-from perdure.snapshot.tags import PARENT
+from perdure.snapshot.tags import PARENT, parent_tag
 from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 
 
@@ -49,12 +51,13 @@ def is_called_again(snapshot: Snapshot, watchers: Iterable[Message]) -> bool:
 
 
 def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> list[str]:
-    """Return the ids of messages that report ends for which the run no longer waits.
+    """Return the ids of messages that report ends, or close questions, for which the run no longer
+    waits.
 
     A wait is durable before its answer can exist, so none that comes later is for them.
     """
     awaited = {wait.get("event") for wait in waits}
-    ends = (message for message in messages if message.name.startswith(DONE))
+    ends = (message for message in messages if message.name.startswith((DONE, ANSWER)))
     return [message.id for message in ends if message.name not in awaited]
 
 
@@ -117,8 +120,20 @@ async def _report_full(session: Session, full: Any, receipt: Receipt) -> None:
         await send_messages(session, [NewMessage(full["run"], event, b"null", event)])
 
 
-def new_log(base: str, now: datetime) -> NewRun:
-    """Return the log to which the runs whose ids begin with `base` report their ends."""
-    snapshot = new_snapshot("~log", now=now)
+LOG = "~log:"
+"""Begins the ids of logs."""
+
+
+def new_log(base: str, owner: str, now: datetime) -> NewRun:
+    """Return the log of a run to which the runs whose ids begin with `base` report their ends."""
+    tags = {PARENT: system_tag(PARENT, owner)}
+    snapshot = new_snapshot("~log", now=now, metadata={"parent": {"run": owner}, "tags": tags})
     snapshot["execution"]["state"] = "waiting"
-    return NewRun(f"~log:{base}", "~log", codec.dumps(snapshot), rest=Rest("waiting"))
+    rest = Rest("waiting")
+    return NewRun(LOG + base, "~log", codec.dumps(snapshot), rest=rest, tags=(parent_tag(owner),))
+
+
+def log_owner(snapshot: Snapshot | None) -> str:
+    """Return the id of the run that a log belongs to; an empty string if it is not known."""
+    parent = None if snapshot is None else (snapshot.get("metadata") or {}).get("parent")
+    return str((parent or {}).get("run", ""))

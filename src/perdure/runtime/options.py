@@ -8,11 +8,14 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from perdure import codec
 from perdure.clock import Duration, as_utc, isoformat, parse_duration
+from perdure.engine.middleware import USER, check_metadata
 from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
 from perdure.runtime.deadlines import deadline_metadata
 from perdure.runtime.definition import Definition
 from perdure.runtime.priorities import check_priority, head_start
 from perdure.snapshot import (
+    UNCHECKED,
+    ExecutionBlock,
     Snapshot,
     check_tags,
     is_over,
@@ -34,13 +37,20 @@ class StartOptions(TypedDict, total=False):
     priority: int | None
     tags: Mapping[str, str] | None
     deadline: Duration | datetime | None
+    metadata: Mapping[str, Any] | None
     if_exists: IfExists | None
 
 
 class TriggerOptions(StartOptions, total=False):
-    """The options of `Client.trigger`."""
+    """The options of one run."""
 
     run_id: str | None
+
+
+class ClientOptions(TriggerOptions, total=False):
+    """The options of a client that can take part in a transaction of the caller."""
+
+    connection: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +107,10 @@ class Start:
 
     def new_run(self) -> NewRun:
         """Return the run as a store creates it for a worker."""
-        queued: Snapshot = {
-            **self.snapshot,
-            "execution": {**self.snapshot["execution"], "state": "queued"},
-        }
+        block: ExecutionBlock = {**self.snapshot["execution"], "state": "queued"}
+        if self.plan.wake_at is not None:
+            block["dueAt"] = isoformat(self.plan.wake_at)
+        queued: Snapshot = {**self.snapshot, "execution": block}
         return NewRun(
             self.run_id,
             self.workflow,
@@ -146,7 +156,9 @@ def new_start(
     """
     metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
     priority, queue = plan.priority, ""
-    if not isinstance(workflow, str):
+    if isinstance(workflow, str):
+        metadata[UNCHECKED] = True
+    else:
         metadata.update(workflow.identity)
         queue = workflow.queue_for(data)
         if priority is None and plan.wake_at is None:
@@ -178,6 +190,7 @@ def check_options(
     priority: int | None = None,
     tags: Mapping[str, str] | None = None,
     deadline: Duration | datetime | None = None,
+    metadata: Mapping[str, Any] | None = None,
     if_exists: IfExists | None = None,
 ) -> Plan:
     """Return the plan that these options describe, or raise `InvalidArgument`."""
@@ -187,11 +200,13 @@ def check_options(
     if if_exists is not None and if_exists not in get_args(IfExists):
         expected = " or ".join(map(repr, get_args(IfExists)))
         raise InvalidArgument("if_exists", if_exists, expected)
-    metadata: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     if tags:
-        metadata["tags"] = check_tags(tags)
-    metadata.update(deadline_metadata(deadline))
-    return Plan(wake_at, priority, metadata, if_exists)
+        stored["tags"] = check_tags(tags)
+    if metadata is not None:
+        stored[USER] = check_metadata(metadata)
+    stored.update(deadline_metadata(deadline))
+    return Plan(wake_at, priority, stored, if_exists)
 
 
 def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> datetime | None:

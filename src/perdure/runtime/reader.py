@@ -11,10 +11,13 @@ from perdure.errors import CodecError, InvalidArgument, RunNotFound
 from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, Types, outcome_of_run, run_of
+from perdure.runtime.versions import Versions, count_versions
 from perdure.runtime.watching import Sighting, read_reports, watching
 from perdure.snapshot import RunStatus, Snapshot, check_tags, is_over, rest_status
 from perdure.store import Query, RunSummary, Store, can_search, require_search
 from perdure.validation import check_id, check_limit, check_prefix
+
+_PAGE = 1000
 
 
 class Reader:
@@ -64,9 +67,37 @@ class Reader:
             prefix=prefix,
             statuses=() if status is None else (status,),
             workflows=() if workflow is None else (workflow,),
-            tags=tuple(f"{name}={value}" for name, value in check_tags(tags).items()),
+            tags=_search_tags(tags),
         )
         return await self._search(query, limit, after)
+
+    async def _open_runs(
+        self, workflow: str | None, tags: Mapping[str, str] | None
+    ) -> Sequence[str]:
+        """Return the ids of all runs of a workflow and with the tags that are not over."""
+        store = require_search(self.store, "broadcast")
+        query = Query(
+            statuses=tuple(status for status in get_args(RunStatus) if not is_over(status)),
+            workflows=() if workflow is None else (check_id(workflow, "workflow"),),
+            tags=_search_tags(tags),
+            # A run that is updated moves behind those that are still to come, not before them.
+            oldest_first=True,
+        )
+        found: dict[str, None] = {}
+        page = await store.search(query, _PAGE)
+        while page.cursor is not None:
+            found.update((run.id, None) for run in page.runs)
+            page = await store.search(query, _PAGE, after=page.cursor)
+        found.update((run.id, None) for run in page.runs)
+        return list(found)
+
+    async def versions(self, workflow: Definition[Any, Any] | str) -> Versions:
+        """Return how many runs of a workflow live on each version, by status.
+
+        At most 10,000 runs are looked at; `capped` means that there are more.
+        """
+        name = workflow.name if isinstance(workflow, Definition) else check_id(workflow, "workflow")
+        return await count_versions(require_search(self.store, "versions()"), name)
 
     async def _search(self, query: Query, limit: int, after: str | None) -> list[RunSummary]:
         store = require_search(self.store, "list_runs(tags=…)")
@@ -156,6 +187,10 @@ class Reader:
                 definition.scope,
             )
         return types
+
+
+def _search_tags(tags: Mapping[str, str] | None) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in check_tags(tags or {}).items())
 
 
 def _as_owned(run: Run) -> Run:

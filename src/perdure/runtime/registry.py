@@ -6,6 +6,7 @@ from typing import Any
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
 from perdure.limits import Queue
 from perdure.runtime.definition import Definition
+from perdure.runtime.maintenance import MAINTENANCE_WORKFLOW
 from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
 from perdure.snapshot import (
     Snapshot,
@@ -17,7 +18,7 @@ from perdure.snapshot import (
 from perdure.store import Drivable
 
 _SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
-    each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW,)
+    each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW, MAINTENANCE_WORKFLOW)
 }
 """The engine's own workflows, which every runtime drives and no list shows."""
 

@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `id` is unlike that of any other request. `by` is empty if a program asks that does not act for
     an operator: then no act is recorded. `step` is the key of a record, the id of a wait or the
-    name of an event; `value` is JSON.
+    name of an event; `value` is JSON. With `undo`, the steps of a cancelled run are undone.
     """
 
     id: str
@@ -50,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
     step: str = ""
     value: Any = None
+    undo: bool = True
 
 
 class Requested(NamedTuple):
@@ -76,7 +77,10 @@ def requests_in(messages: Iterable[Message]) -> list[Requested]:
     ]
 
 
-def cancel_in(requests: Sequence[Requested]) -> Request | None:
-    """Return the first request that does not wait for the end of a step, if there is one."""
+def cancel_in(requests: Sequence[Requested], rollback: object = None) -> Request | None:
+    """Return the first request that does not wait for the end of a step, if there is one.
+
+    A run that is being undone is not cancelled once more, except to leave the rest as it is.
+    """
     cancels = (each.request for each in requests if each.request.verb == "cancel")
-    return next(cancels, None)
+    return next((each for each in cancels if rollback is None or not each.undo), None)

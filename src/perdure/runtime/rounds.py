@@ -23,6 +23,9 @@ KEYS = 100
 FEWEST_KEYS = 16
 """How many it looks at although there is room for fewer runs: some may be saturated."""
 
+MOST_SERVED = 10 * KEYS
+"""Of how many keys it is remembered when they were served last."""
+
 SHORTEST_PAUSE = 0.001
 
 LATER = timedelta(seconds=1)
@@ -70,20 +73,28 @@ class ServedQueue:
         self.next_names: Sequence[str] = ()
         self._last = ""
         self._has_many = self._was_empty = False
+        self._round = 0
+        self._served: dict[str, int] = {}
 
     async def take(self, asked: Asked) -> list[Turn]:
         """Return runs with their permits."""
         names = await self._due_names(asked.now)
-        considered = names[: max(asked.room, FEWEST_KEYS)]
-        self.next_names = names[len(considered) :]
-        if not considered:
+        if not names:
             return []
-        self._last = considered[-1]
-        pools = {name: self._pools(name) for name in considered}
+        pools = {name: self._pools(name) for name in names}
+        shared = self._shared(pools)
+        if blocked := self._blocked(shared):
+            self._wait_for(blocked)
+            return []
+        considered = self._in_turn(pools, asked.room)
+        pools = {name: pools[name] for name in considered}
         if any(pools.values()):
             most = await self._permitted(pools, asked)
         else:
             most = self._spread(dict.fromkeys(considered, asked.room), asked.room)
+        if most or all(pool.free for pool in shared):
+            # It was not for want of permits that all keys share, so others have their turn.
+            self._last = names[-1]
         turns: list[Turn] = []
         if most:
             grants = await asked.claim(min(asked.room, sum(most.values())), most)
@@ -118,16 +129,38 @@ class ServedQueue:
                 await self._permits.store.release([grant.lease])
         return turns
 
+    def _in_turn(self, pools: Mapping[str, Sequence[Pool]], room: int) -> list[str]:
+        """Return the keys to look at: of those that need not wait, the ones that were served least
+        recently.
+
+        Not simply the next ones by name: a key whose runs take long would often be passed over.
+        """
+        blocked = {name: self._blocked(needed) for name, needed in pools.items()}
+        ready = [name for name in pools if not blocked[name]]
+        if len(ready) < room:
+            # Otherwise the others have to wait for their turn anyway.
+            self._wait_for(pool for each in blocked.values() for pool in each)
+        if not self.queue.fair:
+            return ready
+        if len(self._served) > MOST_SERVED:
+            self._served = {name: n for name, n in self._served.items() if name in pools}
+        ready.sort(key=lambda name: self._served.get(name, 0))
+        considered = max(room, FEWEST_KEYS)
+        self.next_names = ready[considered:]
+        return ready[:considered]
+
     async def _due_names(self, now: datetime) -> list[str]:
-        """Return the keys that have due runs, in turn: those after the last one first."""
+        """Return keys that have due runs: those after the last one first."""
         name = self.queue.name
         after = self._last if self._has_many else ""
-        page = await self._permits.store.queues(now, KEYS, prefix=name, after=after)
-        was_long, self._has_many = self._has_many, len(page) == KEYS
-        if was_long and not page:
-            # The end of the list.
-            self._last = ""
-            return await self._due_names(now)
+        store = self._permits.store
+        page = [*await store.queues(now, KEYS + 1, prefix=name, after=after)]
+        if after and len(page) <= KEYS:
+            # The end of the list: without its beginning, the last keys would share all the room.
+            first = await store.queues(now, KEYS + 1 - len(page), prefix=name)
+            page += (each for each in first if each <= after)
+        self._has_many = len(page) > KEYS
+        page = page[:KEYS]
         own = [each for each in page if each == name or each.startswith(f"{name}/")]
         if page and not own:
             # Queues whose names begin alike; the next round begins after them.
@@ -145,9 +178,7 @@ class ServedQueue:
         self, pools: Mapping[str, Sequence[Pool]], asked: Asked
     ) -> Mapping[str, int]:
         """Claim permits; return how many runs of each key may be claimed."""
-        open_names = [name for name, needed in pools.items() if not self._is_blocked(needed)]
-        if not open_names:
-            return {}
+        open_names = list(pools)
         found = asked.room
         if self._must_count(open_names, pools, asked.room):
             found = await self._count_due(open_names, asked)
@@ -155,7 +186,7 @@ class ServedQueue:
                 return {}
         # Not more than there are runs: what is claimed for nothing keeps others waiting.
         each = asked.room if not self.queue.fair else -(-found // len(open_names))
-        wanted = self._wanted({name: pools[name] for name in open_names}, found, each)
+        wanted = self._wanted(pools, found, each)
         self._touched.update(wanted)
         await self._permits.claim(wanted)
         shared = self._shared(pools)
@@ -168,12 +199,10 @@ class ServedQueue:
             self._wait_for(wanted)
         return spread
 
-    def _is_blocked(self, pools: Sequence[Pool]) -> bool:
-        """Return whether a key must wait: a claim has just found no permit for it."""
+    def _blocked(self, pools: Iterable[Pool]) -> list[Pool]:
+        """Return the pools for which runs must wait: a claim has just found no permit there."""
         now = self._permits.clock.monotonic()
-        blocked = [pool for pool in pools if not pool.free and pool.look_at > now]
-        self._wait_for(blocked)
-        return bool(blocked)
+        return [pool for pool in pools if not pool.free and pool.look_at > now]
 
     def _wait_for(self, pools: Iterable[Pool]) -> None:
         now = self._permits.clock.monotonic()
@@ -233,7 +262,8 @@ class ServedQueue:
                 total -= taken
             names = [name for name in names if spread[name] < most[name]]
         served = {name: n for name, n in spread.items() if n}
-        self._last = next(reversed(served), self._last)
+        self._round += 1
+        self._served.update(dict.fromkeys(served, self._round))
         return served
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import parse_iso
+from perdure.engine.middleware import user_metadata
 from perdure.errors import Cancelled, CodecError, RunFailed, StepFailed
 from perdure.result import Err
 from perdure.runtime.deadlines import deadline_of
@@ -23,7 +25,9 @@ from perdure.snapshot import (
     version_of,
     visible_tags,
 )
+from perdure.snapshot.asks import is_ask, token_of
 from perdure.snapshot.record import result_of
+from perdure.snapshot.rollback import failures_in, owed_in, rollback_of
 
 if TYPE_CHECKING:
     # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
@@ -38,7 +42,9 @@ class Wait(msgspec.Struct, frozen=True):
     """A wait of a suspended run: for a time, an event, or an event until a time.
 
     For the next attempt of a step, `attempt` is the number of the one that failed with `error`.
-    `run` is the run whose end is waited for.
+    `run` is the run whose end is waited for. `token` answers an approval or a callback; `question`,
+    `to`, `options` and `data` are those of an approval. `expires_at` is when it ends without an
+    answer, while `wake_at` may be the time of a reminder.
     """
 
     id: str
@@ -47,11 +53,33 @@ class Wait(msgspec.Struct, frozen=True):
     attempt: int | None = None
     error: str = ""
     run: str = ""
+    token: str = ""
+    question: str = ""
+    to: str = ""
+    options: tuple[str, ...] = ()
+    data: Any = None
+    expires_at: datetime | None = None
+
+
+class RollbackInfo(msgspec.Struct, frozen=True):
+    """How far the steps of a run were undone, since when, and why.
+
+    `error` is that of the run, which failed or was cancelled. Of `steps` that were to be undone,
+    `undone` were. `failures` says for each step, by its key, what kept it from being undone so far.
+    """
+
+    at: datetime
+    status: Literal["failed", "cancelled"]
+    error: Any
+    steps: int
+    undone: int
+    failures: dict[str, str] = {}
 
 
 class StepInfo(msgspec.Struct, frozen=True):
     """One recorded step of a run's history. `traceback` is the text of a failed step's, `run` the
-    id of a run that the step started or waited for.
+    id of a run that the step started or waited for. `undo` says that it can be undone; the record
+    of its undo has the key `~undo:<key>`.
     """
 
     key: str
@@ -65,6 +93,7 @@ class StepInfo(msgspec.Struct, frozen=True):
     branch: str
     traceback: str = ""
     run: str = ""
+    undo: bool = False
 
 
 class Run(msgspec.Struct, Generic[T_co], frozen=True):
@@ -76,7 +105,9 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True):
     `deadline` is when it must have ended, as soon as that is fixed. `progress` (from 0 to 1) and
     `note` are what the function last reported. `parent` is the id of the run that started it,
     `children` are those of the runs that it called or started one by one; those of `step.map_runs`
-    are found by `list_runs(prefix=…)` with the id in the step's `run`.
+    are found by `list_runs(prefix=…)` with the id in the step's `run`. `metadata` is what was
+    stored with it by `trigger(metadata=)` and middleware. `rollback` is set as soon as its steps
+    are undone because it failed or was cancelled.
     """
 
     run_id: str
@@ -98,6 +129,8 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True):
     note: str = ""
     parent: str = ""
     children: tuple[str, ...] = ()
+    metadata: dict[str, Any] = {}
+    rollback: RollbackInfo | None = None
 
     @property
     def over(self) -> bool:
@@ -131,7 +164,7 @@ def run_of(
         status=rest_status(snapshot),
         output=_output(block, types),
         error=_error(block, types),
-        pending=tuple(_wait(wait) for wait in open_waits(snapshot)),
+        pending=tuple(_wait(run_id, wait) for wait in open_waits(snapshot)),
         payload=_shown(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, step, types.scope) for key, step in snapshot["steps"].items()),
@@ -144,6 +177,23 @@ def run_of(
         note=latest.get("note") or "",
         parent=str((metadata.get("parent") or {}).get("run", "")),
         children=_children(snapshot),
+        metadata=user_metadata(metadata),
+        rollback=_rollback(snapshot, types),
+    )
+
+
+def _rollback(snapshot: Snapshot, types: Types) -> RollbackInfo | None:
+    """Return how far the steps of a run were undone; `None` if that has not begun."""
+    mark = rollback_of(snapshot)
+    if mark is None:
+        return None
+    return RollbackInfo(
+        at=parse_iso(mark["at"]),
+        status=mark["status"],
+        error=_error(mark, types),
+        steps=mark["steps"],
+        undone=max(mark["steps"] - len(owed_in(snapshot["steps"])), 0),
+        failures=failures_in(snapshot["steps"]),
     )
 
 
@@ -207,6 +257,7 @@ def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWH
         branch=record.get("branch", ""),
         traceback=_traceback(record),
         run=record.get("run", ""),
+        undo=record.get("undo", False),
     )
 
 
@@ -234,7 +285,7 @@ def _output(block: Mapping[str, Any], types: Types) -> object:
     return _shown(data)
 
 
-def _error(block: Mapping[str, Any], types: Types) -> object:
+def _error(block: Mapping[str, Any], types: Types) -> Any:
     return _failure(block, types)[0]
 
 
@@ -249,7 +300,25 @@ def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseExcept
     return result.error if isinstance(result, Err) else None, error
 
 
-def _wait(wait: PendingWait) -> Wait:
-    wake_at = parse_iso(wait["wakeAt"]) if "wakeAt" in wait else None
+def _wait(run_id: str, wait: PendingWait) -> Wait:
+    wake_at = _time(wait.get("wakeAt"))
     attempt, error = wait.get("attempt"), wait.get("error", "")
-    return Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
+    known = Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
+    return _asked(run_id, wait, known) if is_ask(wait) else known
+
+
+def _asked(run_id: str, wait: PendingWait, known: Wait) -> Wait:
+    return replace(
+        known,
+        event=None,
+        token=token_of(run_id, wait),
+        question=wait.get("question", ""),
+        to=wait.get("to", ""),
+        options=tuple(wait.get("options", ())),
+        data=_shown(wait.get("data")),
+        expires_at=_time(wait.get("expiresAt")),
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else parse_iso(text)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
@@ -25,15 +25,18 @@ from perdure.durable.session import (
     wake_workers,
 )
 from perdure.engine.arguments import Arguments, check_arguments
+from perdure.engine.middleware import Middleware
 from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import InvalidArgument
 from perdure.events import Bus, Listener, check_listener
+from perdure.retention import Keep, Over, check_keep
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver, Rested
-from perdure.runtime.options import IfExists, Start, TriggerOptions, check_options
+from perdure.runtime.maintenance import Declared, declare
+from perdure.runtime.options import ClientOptions, IfExists, Start, check_options
 from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.run import Run
 from perdure.snapshot import is_over, rest_status
@@ -62,13 +65,16 @@ class Runtime(Client):
     `deps` is what `step.deps` is: a value, an async context manager, or a function without
     arguments that returns one. It is entered while runs are driven: once for all runs inside
     `async with runtime` or beside a worker, and otherwise for each call that drives a run.
-    `lease_ttl` is how long a run stays with a process that died. A wait shorter than
-    `suspend_after` is spent in memory. `on_definition_change` says what to do with a run whose
-    function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
-    or `"error"`, which leaves the run to another process. `record_arguments` says how much of the
-    arguments of steps is recorded for people who look at the run: nothing, a `"preview"` of some
-    256 bytes per step, or `"full"`. `always_replay` suspends and replays a run after every step: a
-    hard test of a workflow, and slow.
+    `around` is middleware, the first outermost: it is called around each activation of a run and
+    around each executed step. `lease_ttl` is how long a run stays with a process that died. A wait
+    shorter than `suspend_after` is spent in memory. `on_definition_change` says what to do with a
+    run whose function has changed since it was started, while the version is the same: `"warn"`,
+    `"ignore"`, or `"error"`, which leaves the run to another process. `record_arguments` says how
+    much of the arguments of steps is recorded for people who look at the run: nothing, a
+    `"preview"` of some 256 bytes per step, or `"full"`. `callback_url` is the address at which a
+    `perdure.callbacks.CallbackApp` takes answers. `always_replay` suspends and replays a run after
+    every step: a hard test of a workflow, and slow. `keep` is how long workers keep the finished
+    runs of workflows that do not say so themselves.
     """
 
     def __init__(
@@ -77,17 +83,20 @@ class Runtime(Client):
         *,
         workflows: Iterable[Definition[Any, Any]] = (),
         deps: object = None,
+        around: Iterable[Middleware] = (),
         lease_ttl: Duration = LEASE_TTL,
         suspend_after: Duration = SUSPEND_AFTER,
         on_event: Listener | None = None,
         on_definition_change: Reaction = "warn",
         record_arguments: Arguments = "off",
+        callback_url: str = "",
         clock: Clock = SystemClock(),
         random: Random | None = None,
         always_replay: bool = False,
+        keep: Keep | Literal["result"] | None = None,
     ) -> None:
         store = default_store() if store is None else store
-        super().__init__(store, workflows=workflows, clock=clock, random=random)
+        super().__init__(store, workflows=workflows, around=around, clock=clock, random=random)
         self.lease_ttl = check_lease_ttl(lease_ttl)
         self._bus = Bus()
         if on_event is not None:
@@ -103,6 +112,9 @@ class Runtime(Client):
             arguments=check_arguments(record_arguments, "record_arguments"),
             changes=ChangeCheck(check_reaction(on_definition_change, "on_definition_change")),
             deps=Dependencies(deps),
+            around=self.around,
+            keep=check_keep(keep),
+            callback_url=_check_url(callback_url),
         )
 
     async def __aenter__(self) -> Self:
@@ -113,6 +125,11 @@ class Runtime(Client):
         await self.driver.deps.__aexit__()
         await self.close()
 
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add middleware, outside all others, for what is done from now on."""
+        super().add_middleware(middleware)
+        self.driver = replace(self.driver, around=self.around)
+
     @overload
     async def trigger(
         self,
@@ -120,7 +137,7 @@ class Runtime(Client):
         payload: None = None,
         *,
         wait: bool = True,
-        **options: Unpack[TriggerOptions],
+        **options: Unpack[ClientOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
@@ -129,7 +146,7 @@ class Runtime(Client):
         payload: P,
         *,
         wait: bool = True,
-        **options: Unpack[TriggerOptions],
+        **options: Unpack[ClientOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
@@ -138,7 +155,7 @@ class Runtime(Client):
         payload: Any = None,
         *,
         wait: bool = True,
-        **options: Unpack[TriggerOptions],
+        **options: Unpack[ClientOptions],
     ) -> Run: ...
     # A TypedDict cannot say that it has no more keys, so pyright fears another `wait` among them.
     async def trigger(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -152,7 +169,9 @@ class Runtime(Client):
         priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         deadline: Duration | datetime | None = None,
+        metadata: Mapping[str, Any] | None = None,
         if_exists: IfExists | None = None,
+        connection: Any = None,
         wait: bool = True,
     ) -> Run:
         """Start a run and drive it until it ends or is suspended; with `wait=False` only create it
@@ -160,8 +179,9 @@ class Runtime(Client):
 
         The payload is checked before anything is written, and the run is durable before the first
         line of the function. A run with `at` or `delay` is left to a worker, and so is a run in a
-        queue: it must not overtake others. The options are those of `Client.trigger`; an existing
-        run is returned as it is.
+        queue: it must not overtake others; and one that is created in a transaction of the caller,
+        with `connection`. The options are those of `Client.trigger`; an existing run is returned as
+        it is.
         """
         plan = check_options(
             self.clock.now(),
@@ -170,11 +190,15 @@ class Runtime(Client):
             priority=priority,
             tags=tags,
             deadline=deadline,
+            metadata=metadata,
             if_exists=if_exists,
         )
-        if check_flag(wait, "wait") and isinstance(workflow, str):
+        wait = check_flag(wait, "wait") and connection is None
+        if wait and isinstance(workflow, str):
             workflow = self.registry.newest(workflow)
         start = self._start(workflow, payload, run_id, plan)
+        if connection is not None:
+            return await self._create_in(connection, start)
         if wait and plan.wake_at is None and not start.queue:
             return await self._create_and_drive(start)
         [run] = await self._create([start])
@@ -226,6 +250,19 @@ class Runtime(Client):
         if not check_flag(wait, "wait"):
             return await super().resume(run_id)
         return await self._continue(run_id, paused=True)
+
+    async def cancel(
+        self, run_id: str, *, reason: str = "", undo: bool = True, wait: bool = True
+    ) -> Run:
+        """Cancel a run. If another process owns it, it is asked to stop, and does so soon.
+
+        Steps that can be undone are undone first, unless `undo=False`; that also ends a run whose
+        steps are being undone. With `wait=False` a worker undoes them.
+        """
+        if not check_flag(wait, "wait"):
+            return await super().cancel(run_id, reason=reason, undo=undo)
+        run = await self._cancel(run_id, reason, undo)
+        return run if run.over else await self._continue(run_id, paused=False)
 
     async def retry(self, run_id: str, *, wait: bool = True) -> Run:
         """Continue a failed run: the steps that ended it run again, finished ones do not. With
@@ -343,6 +380,26 @@ class Runtime(Client):
         """
         await self._declare_schedules()
 
+    async def declare_retention(self) -> None:
+        """Let workers remove finished runs by the policies of these workflows from now on.
+
+        Workers do this when they start. Of several versions of a workflow the highest counts, and
+        of several processes with that version the one that declared it last.
+        """
+        newest = [self.registry.newest(name) for name in self.registry.names]
+        declared = {each.name: self._declared(each) for each in newest}
+        if declared:
+            await declare(self.store, declared, self.clock.now(), self.random)
+
+    def _declared(self, definition: Definition[Any, Any]) -> Declared:
+        keep = definition.keep or self.driver.keep
+        if keep is None:
+            return Declared(definition.version)
+        seconds: dict[Over, float] = {
+            status: span.total_seconds() for status, span in keep.spans.items()
+        }
+        return Declared(definition.version, seconds)
+
     async def flush(self) -> None:
         """Wait until `on_event` has handled all events so far."""
         await self._bus.flush()
@@ -353,3 +410,11 @@ class Runtime(Client):
         if rested is None:
             return await self._require(run_id)
         return self._run(run_id, codec.loads(rested.data))
+
+
+def _check_url(url: object) -> str:
+    """Return the address of a callback app, with the slash after which tokens follow."""
+    expected = "a URL that begins with http:// or https://"
+    if not isinstance(url, str) or (url and not url.startswith(("http://", "https://"))):
+        raise InvalidArgument("callback_url", url, expected)
+    return url if url.endswith("/") or not url else f"{url}/"

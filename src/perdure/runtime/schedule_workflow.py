@@ -23,9 +23,9 @@ from perdure.engine.execution import Execution
 from perdure.engine.step import Step, current_execution
 from perdure.engine.tasks import POSITION
 from perdure.errors import StoreError
-from perdure.runtime.definition import Definition
 from perdure.runtime.edits import UNPAUSED, RunEdit
 from perdure.runtime.requests import OPERATOR
+from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.schedules import (
     MAX_STARTS,
     Decision,
@@ -231,13 +231,8 @@ def _end_in(outcome: Mapping[str, Any]) -> RunEnd:
     return "cancelled" if is_cancelled else "failed"
 
 
-class ScheduleWorkflow(Definition[Any, Any]):
+class ScheduleWorkflow(SystemWorkflow):
     """The definition of `~schedule`, which every runtime knows."""
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The metadata of a run: without a checksum, since only a version changes its meaning."""
-        return {"version": self.version}
 
     def decode_payload(self, data: Any) -> ScheduleInput:
         """Return the input as the function receives it."""

@@ -11,15 +11,16 @@ from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.durable.run import already_running
 from perdure.durable.session import LEASE_TTL, Session, borrow, wake_workers
+from perdure.engine.middleware import Middleware, add_metadata, check_middleware
 from perdure.errors import CodecError, InvalidArgument, RunNotFound
 from perdure.runtime import transitions
 from perdure.runtime.definition import Definition
 from perdure.runtime.options import (
+    ClientOptions,
     IfExists,
     Plan,
     Start,
     StartOptions,
-    TriggerOptions,
     check_options,
     new_start,
 )
@@ -33,6 +34,7 @@ from perdure.store import (
     require_journal,
     require_lease,
     require_schedule,
+    require_transactional_enqueue,
 )
 from perdure.validation import check_random, check_user_id
 
@@ -61,10 +63,12 @@ class Starter(Reader):
         store: Store | str,
         *,
         workflows: Iterable[Definition[Any, Any]] = (),
+        around: Iterable[Middleware] = (),
         clock: Clock = SystemClock(),
         random: Random | None = None,
     ) -> None:
         super().__init__(_open(store), workflows, clock)
+        self.around = check_middleware(around)
         self._owns_store = isinstance(store, str)
         # For people who look at the store; it may contain a password.
         self.url = store if isinstance(store, str) else ""
@@ -88,6 +92,10 @@ class Starter(Reader):
         """Register a workflow."""
         self.registry.add(definition)
 
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add middleware, outside all others, for what is done from now on."""
+        self.around = check_middleware([middleware, *self.around])
+
     def session(self) -> Session:
         """Return the session through which this client writes; enter it to use it."""
         return borrow(self.store, self.clock, self.lease_ttl)
@@ -97,15 +105,15 @@ class Starter(Reader):
         self,
         workflow: Definition[None, T],
         payload: None = None,
-        **options: Unpack[TriggerOptions],
+        **options: Unpack[ClientOptions],
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: Definition[P, T], payload: P, **options: Unpack[TriggerOptions]
+        self, workflow: Definition[P, T], payload: P, **options: Unpack[ClientOptions]
     ) -> Run[T]: ...
     @overload
     async def trigger(
-        self, workflow: str, payload: Any = None, **options: Unpack[TriggerOptions]
+        self, workflow: str, payload: Any = None, **options: Unpack[ClientOptions]
     ) -> Run: ...
     async def trigger(
         self,
@@ -118,7 +126,9 @@ class Starter(Reader):
         priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         deadline: Duration | datetime | None = None,
+        metadata: Mapping[str, Any] | None = None,
         if_exists: IfExists | None = None,
+        connection: Any = None,
     ) -> Run:
         """Create a run for a worker, due at once, `at` a time or after a `delay`.
 
@@ -126,7 +136,11 @@ class Starter(Reader):
         day ahead of others that are due. If a run with this id exists and has the same workflow and
         payload, it is returned; otherwise `RunConflict` is raised. With `if_exists="return"` the
         payload may differ, with `"error"` an existing run is always a conflict, and with
-        `"restart_if_over"` a finished run starts again.
+        `"restart_if_over"` a finished run starts again. `metadata` is a small JSON object that is
+        stored with the run, for middleware and for people.
+
+        With a `connection` to the store's database, of its driver or of SQLAlchemy, the run is
+        created in the transaction that is open on it: it exists if and only if that is committed.
         """
         plan = check_options(
             self.clock.now(),
@@ -135,9 +149,13 @@ class Starter(Reader):
             priority=priority,
             tags=tags,
             deadline=deadline,
+            metadata=metadata,
             if_exists=if_exists,
         )
-        [run] = await self._create([self._start(workflow, payload, run_id, plan)])
+        start = self._start(workflow, payload, run_id, plan)
+        if connection is not None:
+            return await self._create_in(connection, start)
+        [run] = await self._create([start])
         return run
 
     @overload
@@ -201,6 +219,20 @@ class Starter(Reader):
                 runs.append((await self._existing(start)).run)
         return runs
 
+    async def _create_in(self, connection: Any, start: Start) -> Run:
+        """Create a run in the caller's transaction; return it, or the one that has its id."""
+        store = require_transactional_enqueue(self.store, "trigger(connection=…)")
+        if start.plan.if_exists == "restart_if_over":
+            hint = "A finished run is started again by a write of its own"
+            expected = '"return" or "error" beside connection='
+            raise InvalidArgument("if_exists", start.plan.if_exists, expected, hint)
+        new = start.new_run()
+        [stored] = await store.enqueue_in(connection, [new])
+        if stored is None:
+            return self._run(new.id, codec.loads(new.snapshot))
+        start.check_conflict(stored)
+        return self._run(new.id, stored)
+
     async def _existing(self, start: Start) -> Changed:
         """Return the run that has the id already, started again if that was asked for."""
         is_owned = await self._is_owned(start.run_id)
@@ -251,11 +283,13 @@ class Starter(Reader):
         plan: Plan,
     ) -> Start:
         known, data = self._encoded(workflow, payload)
+        name = known if isinstance(known, str) else known.name
         if run_id is None:
-            name = known if isinstance(known, str) else known.name
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         run_id = check_user_id(run_id, "run_id")
-        return new_start(known, data, run_id, plan, self.clock.now(), self.random)
+        start = new_start(known, data, run_id, plan, self.clock.now(), self.random)
+        add_metadata(start.metadata, self.around, name, run_id)
+        return start
 
     def _encoded(
         self, workflow: Definition[Any, Any] | str, payload: object

@@ -18,7 +18,7 @@ from perdure.runtime.options import Start
 from perdure.runtime.requests import Request, requests_in
 from perdure.runtime.verbs import apply
 from perdure.snapshot import Snapshot, generation_of, reply_to_of, set_generation, workflow_of
-from perdure.store import Grant, LeaseRequest, Rest, header_of
+from perdure.store import Grant, LeaseRequest, NewRun, Rest, header_of
 
 
 def lease_request(
@@ -42,9 +42,9 @@ async def give_up(session: Session, grant: Grant) -> bytes | None:
     return await change(session, grant, lambda _: None)
 
 
-async def cancel(session: Session, grant: Grant, reason: str) -> bytes | None:
-    """End a run as cancelled."""
-    return await change(session, grant, lambda run: apply(run, Request("", "cancel", why=reason)))
+async def cancel(session: Session, grant: Grant, request: Request) -> bytes | None:
+    """End a run as cancelled, or let its steps be undone first."""
+    return await change(session, grant, lambda run: apply(run, request))
 
 
 async def pause(session: Session, grant: Grant, reason: str) -> bytes | None:
@@ -94,6 +94,20 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
     wake_at = start.plan.wake_at or host.clock.now() - start.head_start
     block = host.block(state="queued")
     return await settle(host, block, Rest("queued", wake_at), old_requests(grant))
+
+
+async def replace_run(session: Session, grant: Grant, new: NewRun) -> bytes | None:
+    """Replace a run that is over by a new one with its id, as if the old one had been deleted.
+
+    What the old one has yet to deliver to others is kept.
+    """
+    run, host = leased_edit(session, grant)
+    history = host.history = History(new.workflow, codec.loads(new.snapshot))
+    history.outbox = run.history.outbox
+    wake_at = new.wake_at or host.clock.now() - new.head_start
+    return await settle(
+        host, host.block(state="queued"), Rest("queued", wake_at), old_requests(grant)
+    )
 
 
 def old_requests(grant: Grant) -> list[str]:

@@ -15,11 +15,20 @@ from perdure.engine.branches import split_path
 from perdure.engine.history import History
 from perdure.errors import AppliedBefore, Refused
 from perdure.result import Err
-from perdure.runtime.acts import acts_of
 from perdure.runtime.deadlines import drop_passed_deadline
 from perdure.runtime.edits import RunEdit, stored_due_at
 from perdure.runtime.requests import Request, Verb
-from perdure.snapshot import PendingWait, Snapshot, StepRecord, rewinds_of, set_generation
+from perdure.runtime.rollbacks import (
+    check_not_undoing,
+    check_undo_step,
+    check_valid_start,
+    continue_rollback,
+    drop_records,
+    start_over,
+)
+from perdure.snapshot import UNCHECKED, PendingWait, Snapshot, StepRecord
+from perdure.snapshot.acts import acts_of
+from perdure.snapshot.asks import is_ask
 from perdure.snapshot.record import encode_failure
 
 _MAX_WAS = 200
@@ -70,8 +79,11 @@ def _check_not_over(run: RunEdit, request: Request) -> None:
 
 def _cancel(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
+    if run.history.rollback is not None and request.undo:
+        raise _refuse(run, request, "its steps are being undone; the run ends after that")
     was = run.status
     run.make("cancelled", reason=request.why)
+    run.undoes = request.undo
     if request.via:
         run.history.metadata[CANCELLED_BY] = request.via
     cancel_children(run.history, run.now)
@@ -103,7 +115,10 @@ def _retry(run: RunEdit, request: Request) -> str:
         raise _refuse(run, request, f"it is {run.status}, not failed")
     _check_complete(run, request)
     keys = failures_to_retry(_snapshot(run))
+    if run.history.owed() and run.history.rollback is not None:
+        return continue_rollback(run)
     _make_due_again(run)
+    start_over(run)
     run.history.drop(keys)
     return f"failed at {', '.join(keys)}" if keys else "failed"
 
@@ -121,6 +136,7 @@ def continue_over(run: RunEdit) -> None:
         apply(run, Request("", "retry"))
     elif run.status == "cancelled":
         _make_due_again(run)
+        start_over(run)
 
 
 def _make_due_again(run: RunEdit) -> None:
@@ -158,20 +174,29 @@ def _wake(run: RunEdit, request: Request) -> str:
         reason = f"it waits for {known}, not for {request.step!r}" if known else "it does not wait"
         raise _refuse(run, request, reason)
     for wait in waits:
-        run.history.waits[wait["id"]] = {**wait, "wakeAt": isoformat(run.now)}
+        run.history.waits[wait["id"]] = _ended_at(wait, isoformat(run.now))
     run.continue_run()
     return ", ".join(_describe_wait(wait) for wait in waits)
+
+
+def _ended_at(wait: PendingWait, now: str) -> PendingWait:
+    woken: PendingWait = {**wait, "wakeAt": now}
+    if is_ask(wait):
+        woken["expiresAt"] = now
+    return woken
 
 
 def _describe_wait(wait: PendingWait) -> str:
     until = f" until {wait['wakeAt']}" if "wakeAt" in wait else ""
     what = f"event {wait['event']!r}" if "event" in wait else wait["id"]
+    what = wait["id"] if is_ask(wait) else what
     return f"{what}{until}"
 
 
 def _signal(run: RunEdit, request: Request) -> str:
     """Add an event to the run as a record that the next wait for it receives."""
     _check_not_over(run, request)
+    check_not_undoing(run, request)
     key = f"~signal:{request.id}"
     if key in run.history:
         raise AppliedBefore(run.run_id, request.verb)
@@ -206,6 +231,7 @@ def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
     if run.status in ("completed", "cancelled"):
         raise _refuse(run, request, f"it is {run.status}")
     _check_complete(run, request)
+    check_undo_step(run, request)
     branch, call, was = _place_of(run, request)
     _forget_failure(run.history, request.step)
     _close_waits(run, branch, call)
@@ -229,6 +255,7 @@ def _place_of(run: RunEdit, request: Request) -> tuple[str, str, str]:
         return "", key, "not recorded"
     if wait["kind"] != "retry":
         hint = "signal the event" if wait["kind"] == "event" else "wake the run"
+        hint = "answer it" if is_ask(wait) else hint
         raise _refuse(run, request, f"{key!r} is a wait, not a step; {hint} instead")
     return *split_path(key), wait.get("error", "")
 
@@ -237,7 +264,7 @@ def _check_failed(run: RunEdit, request: Request, record: StepRecord) -> None:
     if record["ok"]:
         reason = f"step {request.step!r} succeeded; rewind the run to it to run it again"
         raise _refuse(run, request, reason)
-    if record.get("kind", "step") not in ("step", "transaction"):
+    if record.get("kind", "step") not in ("step", "transaction", "undo"):
         causes = ", ".join(record.get("failures", ())) or "those in its branches"
         reason = f"{request.step!r} is a {record.get('kind')}; change its steps instead: {causes}"
         raise _refuse(run, request, reason)
@@ -271,6 +298,7 @@ def _retry_step(run: RunEdit, request: Request) -> str:
     _check_complete(run, request)
     if request.step not in run.history:
         raise _refuse(run, request, f"there is no record of step {request.step!r}")
+    check_undo_step(run, request)
     record = run.history.get(request.step)
     _check_failed(run, request, record)
     _forget_failure(run.history, request.step)
@@ -281,34 +309,13 @@ def _retry_step(run: RunEdit, request: Request) -> str:
 def _rewind(run: RunEdit, request: Request) -> str:
     """Drop a record and all later ones. What waits begins again."""
     _check_complete(run, request)
-    history = run.history
-    keys = list(history)
-    if request.step not in history:
+    check_not_undoing(run, request)
+    if request.step not in run.history:
         raise _refuse(run, request, f"there is no record of step {request.step!r}")
-    later = keys[keys.index(request.step) :]
-    # An event that no wait has received is not part of what is undone.
-    dropped = [key for key in later if not history.get(key).get("unclaimed")]
-    is_next = any(history.get(key)["ok"] for key in dropped)
-    if is_next:
-        # What succeeded runs again: its idempotency key must not answer with the old effect.
-        metadata = history.metadata
-        metadata["rewinds"] = rewinds_of(metadata) + 1
-        set_generation(metadata, history.generation + 1)
-    children = history.open_children()
-    history.drop(dropped)
-    history.waits.clear()
-    if is_next:
-        # In the same generation the calls find the same runs again.
-        _cancel_dropped(run, children)
+    check_valid_start(run, request)
+    dropped = drop_records(run, request.step)
     _make_due_again(run)
     return _list_keys(dropped)
-
-
-def _cancel_dropped(run: RunEdit, children: Sequence[str]) -> None:
-    """Cancel those of the children whose calls were dropped."""
-    kept = set(run.history.open_children())
-    dropped = [child for child in children if child not in kept]
-    run.history.cancel_runs("~rewind", dropped, isoformat(run.now))
 
 
 def _list_keys(keys: Sequence[str]) -> str:
@@ -327,6 +334,7 @@ def _edit_payload(run: RunEdit, request: Request) -> str:
     # The call that triggered the run may be repeated, and must recognise its payload.
     metadata.setdefault("firstInput", old)
     metadata["input"] = request.value
+    metadata[UNCHECKED] = True
     return codec.dumps(old).decode()[:_MAX_WAS]
 
 

@@ -14,6 +14,7 @@ OnFailure: TypeAlias = Literal["continue", "pause"]
 
 MAX_NAME = 200
 SHORTEST_INTERVAL = timedelta(seconds=1)
+LONGEST_INTERVAL = timedelta(days=36525)
 CATCH_UP = timedelta(hours=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -75,6 +76,8 @@ def check_every(every: object) -> Cron | timedelta:
     # Nominal times are stored, and part of run ids, in milliseconds.
     if interval < SHORTEST_INTERVAL or interval % _MILLISECOND:
         raise InvalidDuration("every", every, expected)
+    if interval > LONGEST_INTERVAL:
+        raise InvalidDuration("every", every, "a duration of at most 100 years")
     return interval
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 import msgspec
@@ -16,6 +16,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 # Longer ones mean the same, and could not be subtracted from a time.
 _CENTURY = timedelta(days=36525)
+# No interval is longer than a century, and cron expressions are searched for 50 years: what is
+# computed from an earlier time can be represented.
+_HORIZON = datetime(9700, 1, 1, tzinfo=UTC)
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,10 +57,13 @@ def timing_of(schedule: Schedule, now: datetime) -> Timing:
 def first_time(timing: Timing, after: datetime) -> datetime:
     """Return the first nominal time after `after`; raise `InvalidArgument` if there is none."""
     time = next_time(timing, after)
-    if time is None:
-        expected = "a datetime after the schedule's next time"
-        raise InvalidArgument("end_at", timing.end_at, expected, "No run would ever start")
-    return time
+    if time is not None:
+        return time
+    hint = "No run would ever start"
+    if timing.start_at is not None and timing.start_at >= _HORIZON:
+        raise InvalidArgument("start_at", timing.start_at, "a datetime before the year 9700", hint)
+    expected = "a datetime after the schedule's next time"
+    raise InvalidArgument("end_at", timing.end_at, expected, hint)
 
 
 def next_time(timing: Timing, after: datetime) -> datetime | None:
@@ -65,10 +71,13 @@ def next_time(timing: Timing, after: datetime) -> datetime | None:
     if timing.start_at is not None:
         after = max(after, timing.start_at - _MICROSECOND)
     following = _next(timing, after)
-    return None if timing.end_at is not None and following > timing.end_at else following
+    is_over = following is None or (timing.end_at is not None and following > timing.end_at)
+    return None if is_over else following
 
 
-def _next(timing: Timing, after: datetime) -> datetime:
+def _next(timing: Timing, after: datetime) -> datetime | None:
+    if after >= _HORIZON:
+        return None
     if timing.cron:
         return _cron(timing.cron, timing.tz).next(after)
     periods = (after - timing.origin) // timing.interval
@@ -98,7 +107,7 @@ def times_between(timing: Timing, start: datetime, end: datetime) -> Iterator[da
     `start_at` and `end_at`.
     """
     time = _next(timing, start - _MICROSECOND)
-    while time <= end:
+    while time is not None and time <= end:
         yield time
         time = _next(timing, time)
 
@@ -113,7 +122,8 @@ def planned_start(timing: Timing, name: str, time: datetime) -> datetime:
 
 def gap_after(timing: Timing, time: datetime) -> timedelta:
     """Return how long after a nominal time the next one is, whether or not a run starts then."""
-    return _next(timing, time) - time
+    following = _next(timing, time)
+    return _CENTURY if following is None else following - time
 
 
 def _fraction(name: str, time: datetime) -> float:

@@ -1,6 +1,7 @@
 """Snapshots: a run's state as plain JSON, format version 1."""
 
 from perdure.snapshot.format import (
+    UNCHECKED,
     ExecutionBlock,
     ExecutionState,
     ExecutionStatus,
@@ -9,6 +10,7 @@ from perdure.snapshot.format import (
     Origin,
     OutboxItem,
     PendingWait,
+    Rollback,
     RunStatus,
     Snapshot,
     SnapshotWarning,
@@ -42,6 +44,7 @@ from perdure.snapshot.validate import (
 )
 
 __all__ = [
+    "UNCHECKED",
     "ExecutionBlock",
     "ExecutionState",
     "ExecutionStatus",
@@ -50,6 +53,7 @@ __all__ = [
     "Origin",
     "OutboxItem",
     "PendingWait",
+    "Rollback",
     "RunStatus",
     "Snapshot",
     "SnapshotCheck",

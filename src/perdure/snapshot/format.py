@@ -35,6 +35,7 @@ Count: TypeAlias = Annotated[int, "at least 1"]
 NULLABLE: Final = "null is read as absent"
 OrNull: TypeAlias = Annotated[T, NULLABLE]
 
+UNCHECKED = "uncheckedInput"
 Metadata: TypeAlias = dict[str, Any]
 """Any JSON by name; `KnownMetadata` lists the names that have a meaning."""
 
@@ -55,7 +56,10 @@ class KnownMetadata(TypedDict, total=False):
     `children` are those that an earlier generation of this run started, and that end with it.
 
     `scheduledFor` is the nominal time that a schedule started the run for, `unpausedAt` is when a
-    paused run was last continued.
+    paused run was last continued. `userMetadata` is what the user stored with it.
+
+    `uncheckedInput` is set while `input` is what a caller wrote that did not know the definition.
+    `firstInput` is the payload that the run was triggered with, if `input` is another one.
     """
 
     workflowId: OrNull[str]
@@ -73,6 +77,9 @@ class KnownMetadata(TypedDict, total=False):
     children: list[str]
     scheduledFor: Timestamp
     unpausedAt: Timestamp
+    uncheckedInput: bool
+    firstInput: Any
+    userMetadata: dict[str, Any]
 
 
 class StepMeta(TypedDict):
@@ -99,12 +106,19 @@ class StepFacts(TypedDict, total=False):
     branch saw it: the next wait for that name receives it. Empty means that a wait did. In both
     cases the record no longer answers its own call.
 
-    `run` is the id of a run that was started or waited for.
+    `run` is the id of a run that was started or waited for. `within` is the branch of a call with
+    an explicit key, which is not part of the call's identity.
+
+    `answer` is what is known of the answer to an approval or callback: `by` whom and when (`at`),
+    or that it `expired`. `event` is then the name of the message.
 
     `by` is who entered the record by hand. Its value is JSON that the step's return type reads.
     `arguments` are those of the call as far as the runtime records them, for people only.
 
-    The names `spent`, `streams` and `undo` are reserved. They are ignored, and kept.
+    `undo` says that the step was given a function that undoes it, `sagas` are the scopes that the
+    step belongs to, the outermost first.
+
+    The names `spent` and `streams` are reserved. They are ignored, and kept.
     """
 
     at: Timestamp
@@ -116,12 +130,16 @@ class StepFacts(TypedDict, total=False):
     coded: bool
     branch: str
     call: str
+    within: str
     failures: list[str]
     event: str
     unclaimed: str
     by: str
     run: str
     arguments: list[Any]
+    answer: dict[str, Any]
+    undo: bool
+    sagas: list[str]
 
 
 class SuccessRecord(StepFacts):
@@ -148,6 +166,11 @@ class PendingWait(TypedDict):
     of a step whose last `attempt` failed with `error`. `since` is when a wait began. `run` is the
     run whose end the event reports, `cancels` whether that run is cancelled if nothing waits for it
     any more.
+
+    `ask` marks a wait for an answer from outside. Its token contains the `nonce`, which is a
+    secret. `question`, `to`, `options` and `data` are what is asked of whom, `expiresAt` is when
+    the wait ends without an answer; `wakeAt` may be that of a reminder. `round` counts the tokens
+    of one question, from 1.
     """
 
     id: str
@@ -159,6 +182,29 @@ class PendingWait(TypedDict):
     error: NotRequired[str]
     run: NotRequired[str]
     cancels: NotRequired[bool]
+    ask: NotRequired[Literal["approval", "callback"]]
+    nonce: NotRequired[str]
+    question: NotRequired[str]
+    to: NotRequired[str]
+    options: NotRequired[list[str]]
+    data: NotRequired[Any]
+    expiresAt: NotRequired[Timestamp]
+    round: NotRequired[Count]
+
+
+class Rollback(TypedDict):
+    """Says that a run is being undone, or was: since when, and how it ends then.
+
+    `status` is that of a run that failed or was cancelled, `error` its error, `failed` and `sagas`
+    are those of its `execution`. `steps` is how many steps were to be undone at that time.
+    """
+
+    at: Timestamp
+    status: Literal["failed", "cancelled"]
+    error: Any
+    failed: list[str]
+    sagas: list[str]
+    steps: Count
 
 
 class ExecutionBlock(TypedDict):
@@ -166,11 +212,12 @@ class ExecutionBlock(TypedDict):
 
     `state` refines `status` and is absent where `status` is exact. `output` is the value of a
     completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
-    keys of the steps that ended a failed run. `truncated` means that its records were too large to
+    keys of the steps that ended a failed run, `sagas` those of the scopes that were undone when
+    that failure went through them. `truncated` means that its records were too large to
     be stored. `reason` is why a run is paused, `dueAt` when a run that was paused before it started
-    was to start.
+    was to start. `rollback` is set from the time when the steps of the run begin to be undone.
 
-    The names `rollback` and `started` are reserved, and ignored.
+    The name `started` is reserved, and ignored.
     """
 
     status: ExecutionStatus
@@ -183,9 +230,11 @@ class ExecutionBlock(TypedDict):
     outputTyped: NotRequired[bool]
     error: NotRequired[Any]
     failed: NotRequired[list[str]]
+    sagas: NotRequired[list[str]]
     truncated: NotRequired[bool]
     reason: NotRequired[str]
     dueAt: NotRequired[Timestamp]
+    rollback: NotRequired[Rollback]
 
 
 OutboxItem: TypeAlias = dict[str, object]

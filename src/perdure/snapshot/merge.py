@@ -27,6 +27,8 @@ _STEP_DELTA = (
 _WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b%b}'
 
 _OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
+_KEPT = ("pending", "rollback")
+"""What stays in `execution` until a later one has it too: most entries of a journal do not."""
 
 
 def step_delta(
@@ -82,27 +84,26 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
     """Return the base with all deltas applied in order; the arguments are not changed.
 
     A step in a delta replaces the step with the same key in its place; new steps are appended.
-    The last `execution` and the last `workflowName` win, but an `execution` without `pending` keeps
-    the earlier `pending`. `metadata`, `waits` and `outbox` are merged by name. A null in `waits` or
-    `outbox` removes the entry of that name, and stays: in the merge of two deltas it still has to
-    remove the entry of the base. Warnings about a step are dropped when the step is recorded again.
-    Merging is associative and takes linear time.
+    The last `execution` and the last `workflowName` win, but an `execution` without `pending` or
+    `rollback` keeps the earlier one. `metadata`, `waits` and `outbox` are merged by name. A null in
+    `waits` or `outbox` removes the entry of that name, and stays: in the merge of two deltas it
+    still has to remove the entry of the base. Warnings about a step are dropped when the step is
+    recorded again. Merging is associative and takes linear time.
     """
     parts = (base, *deltas)
     merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
     by_name: dict[str, dict[str, object]] = {name: {} for name in ("steps", *_OPTIONAL_BY_NAME)}
-    pending: object = None
+    kept: dict[str, object] = {}
     for part in parts:
         _check_delta(part)
         merged.update((name, value) for name, value in part.items() if value is not None)
         for name, entries in by_name.items():
             entries.update(_dict_in(part, name))
-        pending = _dict_in(part, "execution").get("pending", pending)
+        execution = _dict_in(part, "execution")
+        kept.update((name, execution[name]) for name in _KEPT if execution.get(name) is not None)
     merged["steps"] = by_name["steps"]
     if "execution" in merged:
-        execution = merged["execution"] = dict(_dict_in(merged, "execution"))
-        if pending is not None:
-            execution["pending"] = pending
+        merged["execution"] = {**_dict_in(merged, "execution"), **kept}
     for name in _OPTIONAL_BY_NAME:
         if name in merged:
             merged[name] = by_name[name]

@@ -29,12 +29,16 @@ class WireRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     coded: bool = False
     branch: str = ""
     call: str = ""
+    within: str = ""
     failures: Sequence[str] = ()
     event: str = ""
     unclaimed: str = ""
     by: str = ""
     run: str = ""
     arguments: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    answer: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    undo: bool = False
+    sagas: Sequence[str] = ()
 
 
 class RecordedCall(Protocol):
@@ -60,6 +64,14 @@ class RecordedCall(Protocol):
     def event(self) -> str: ...
     @property
     def run(self) -> str: ...
+    @property
+    def undo(self) -> object: ...
+    @property
+    def sagas(self) -> Sequence[str]: ...
+    @property
+    def within(self) -> str: ...
+    @property
+    def answer(self) -> dict[str, Any] | None: ...
     def return_type(self) -> object: ...
     def error_type(self) -> object: ...
 
@@ -95,9 +107,14 @@ def success_record(
         coded=data is not value,
         branch=call.path,
         call="" if key == name else name,
+        within=call.within,
         event=call.event,
         run=call.run,
+        undo=call.undo is not None,
+        sagas=call.sagas,
     )
+    if call.answer is not None:
+        record.answer = call.answer
     return record, visible, losses
 
 
@@ -122,7 +139,9 @@ def failure_record(
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt
     record.args, record.kind, record.branch = call.fingerprint, call.kind, call.path
     record.call = "" if call.record_key == call.call else call.call
-    record.failures, record.run = call.failures, call.run
+    record.failures, record.run, record.event = call.failures, call.run, call.event
+    record.within = call.within
+    record.answer = msgspec.UNSET if call.answer is None else call.answer
     return encoded
 
 

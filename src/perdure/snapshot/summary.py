@@ -1,26 +1,50 @@
 """The summary of a run: what a list shows of it, so that no snapshot has to be read for that."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from perdure.codec import dumps, loads
-from perdure.snapshot.format import Metadata, Snapshot, created_at_of, version_of
+from perdure.snapshot.format import (
+    Metadata,
+    PendingWait,
+    Snapshot,
+    created_at_of,
+    open_waits,
+    version_of,
+)
 
-# Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB.
+# Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB. A run with a
+# reason has no step that ended it, and one that waits for an approval has no error.
 _MAX_STEP, _MAX_ERROR, _MAX_REASON = 200, 400, 200
+_MAX_ASKS, _MAX_QUESTION = 400, 160
 _LONGEST_ESCAPE = len("\\u0000")
 
 _encoder = msgspec.json.Encoder()
+
+
+class AskSummary(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
+    """An open approval: the id and nonce of its wait, what is asked, of whom, since when and until
+    when. A question that ends in an ellipsis may be longer.
+    """
+
+    id: str
+    nonce: str
+    question: str
+    to: str = ""
+    since: str = ""
+    expires: str = ""
+    options: tuple[str, ...] = ()
 
 
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about a run without its snapshot.
 
     `created` is ISO 8601. `steps` counts the records, `failed` those of failed steps. `error` is
-    the first line of the error of a run that failed, `reason` why a run is paused. `size` is that
-    of the snapshot in bytes.
+    the first line of the error of a run that failed, `ended_by` the step that ended it, or "" if
+    none did; `None` if that was not noted. `reason` is why a run is paused. `size` is that of the
+    snapshot in bytes. `asks` are open approvals, `more_asks` counts those that have no room.
     """
 
     created: str = ""
@@ -31,6 +55,9 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     reason: str = ""
     size: int = 0
+    ended_by: str | None = None
+    asks: tuple[AskSummary, ...] = ()
+    more_asks: int = 0
 
 
 _decoder = msgspec.json.Decoder(Summary)
@@ -41,7 +68,8 @@ def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
     steps, metadata = snapshot["steps"], snapshot.get("metadata")
     failed = sum(not record["ok"] for record in steps.values())
     last_step = next(reversed(steps), "")
-    return encode_summary(metadata, snapshot["execution"], len(steps), failed, last_step, size)
+    execution, waits = snapshot["execution"], open_waits(snapshot)
+    return encode_summary(metadata, execution, len(steps), failed, last_step, size, waits)
 
 
 def encode_summary(
@@ -51,9 +79,12 @@ def encode_summary(
     failed: int,
     last_step: str,
     size: int,
+    waits: Sequence[PendingWait] = (),
 ) -> bytes:
     """Return the summary of a run with these parts, as JSON of at most 1 KiB."""
     error, reason = execution.get("error"), execution.get("reason")
+    approvals = [wait for wait in waits if wait.get("ask") == "approval"] if error is None else []
+    asks = _asks_with_room(approvals) if approvals else ()
     return _encoder.encode(
         Summary(
             created_at_of(metadata),
@@ -64,8 +95,44 @@ def encode_summary(
             "" if error is None else _clip(_first_line(error), _MAX_ERROR),
             "" if reason is None else _clip(reason, _MAX_REASON),
             size,
+            _ended_by(execution),
+            asks,
+            len(approvals) - len(asks),
         )
     )
+
+
+def _asks_with_room(approvals: Sequence[PendingWait]) -> tuple[AskSummary, ...]:
+    """Return the first approvals, as many as have room in a summary."""
+    asks: list[AskSummary] = []
+    for wait in approvals:
+        asks.append(_ask(wait))
+        if len(_encoder.encode(asks)) > _MAX_ASKS:
+            asks.pop()
+            break
+    return tuple(asks)
+
+
+def _ask(wait: PendingWait) -> AskSummary:
+    question = wait.get("question", "")
+    if (shown := _clip(question, _MAX_QUESTION)) != question:
+        shown += "…"
+    return AskSummary(
+        wait["id"],
+        wait.get("nonce", ""),
+        shown,
+        wait.get("to", ""),
+        wait.get("since", ""),
+        wait.get("expiresAt", ""),
+        tuple(wait.get("options", ())),
+    )
+
+
+def _ended_by(execution: Mapping[str, Any]) -> str | None:
+    keys = execution.get("failed")
+    if keys is None or execution.get("reason"):
+        return None
+    return _clip(keys[0], _MAX_STEP) if keys else ""
 
 
 def read_summary(data: bytes) -> Summary:

@@ -1,7 +1,7 @@
 """The tags of a run: names and values in its metadata, strings `name=value` in its header."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from perdure.errors import InvalidArgument
@@ -14,12 +14,16 @@ PARENT: Final = "~parent"
 """The name of the tag by which the children of a run are found."""
 
 
-def tags_of(metadata: Metadata | None) -> tuple[str, ...]:
-    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out."""
+def tags_of(metadata: Metadata | None, more: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out.
+
+    `more` are tags of the engine that are not in the metadata.
+    """
     tags = metadata.get("tags") if metadata else None
     if type(tags) is not dict:
-        return ()
-    pairs = (f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str))
+        return tuple(more)
+    pairs = {f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str)}
+    pairs.update(more)
     # The engine's own tags do not count: in this order they come last.
     known = sorted(filter(is_tag, pairs))
     own = [tag for tag in known if tag.startswith(RESERVED)]

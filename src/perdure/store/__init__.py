@@ -1,6 +1,7 @@
 """The store contract: records, protocols, capabilities and checks."""
 
 from perdure.store.abilities import (
+    can_enqueue_in_transaction,
     can_inbox,
     can_journal,
     can_lease,
@@ -19,6 +20,7 @@ from perdure.store.abilities import (
     require_schedule,
     require_search,
     require_transaction,
+    require_transactional_enqueue,
 )
 from perdure.store.checks import (
     AsyncCloseable,
@@ -40,6 +42,7 @@ from perdure.store.contract import (
     ScheduleStore,
     SearchStore,
     Store,
+    TransactionalEnqueueStore,
     TransactionStore,
 )
 from perdure.store.records import (
@@ -104,7 +107,9 @@ __all__ = [
     "Stats",
     "Store",
     "TransactionStore",
+    "TransactionalEnqueueStore",
     "Verdict",
+    "can_enqueue_in_transaction",
     "can_inbox",
     "can_journal",
     "can_lease",
@@ -129,5 +134,6 @@ __all__ = [
     "require_schedule",
     "require_search",
     "require_transaction",
+    "require_transactional_enqueue",
     "rest_of",
 ]

@@ -14,6 +14,7 @@ from perdure.store.contract import (
     ScheduleStore,
     SearchStore,
     Store,
+    TransactionalEnqueueStore,
     TransactionStore,
 )
 from perdure.store.records import Capabilities
@@ -61,6 +62,11 @@ def can_transact(store: Store) -> TypeGuard[TransactionStore]:
     return capabilities(store).transaction
 
 
+def can_enqueue_in_transaction(store: Store) -> TypeGuard[TransactionalEnqueueStore]:
+    """Return whether runs can be created in a transaction of the caller."""
+    return capabilities(store).transactional_enqueue
+
+
 def can_notify(store: Store) -> TypeGuard[NotifyStore]:
     """Return whether the store sends notifications of due runs."""
     return capabilities(store).notify
@@ -104,6 +110,11 @@ def require_inbox(store: Store, needed_for: str = "") -> InboxStore:
 def require_transaction(store: Store, needed_for: str = "") -> TransactionStore:
     """Return the store as a `TransactionStore`, or raise `MissingAbility`."""
     return _require(store, can_transact, "transaction", needed_for)
+
+
+def require_transactional_enqueue(store: Store, needed_for: str = "") -> TransactionalEnqueueStore:
+    """Return the store as a `TransactionalEnqueueStore`, or raise `MissingAbility`."""
+    return _require(store, can_enqueue_in_transaction, "transactional_enqueue", needed_for)
 
 
 def require_maintenance(store: Store, needed_for: str = "") -> MaintenanceStore:

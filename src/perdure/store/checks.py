@@ -6,7 +6,16 @@ from typing import Self, TypedDict, cast
 
 from perdure.clock import as_utc
 from perdure.errors import InvalidArgument, ValueTooLarge
-from perdure.snapshot import Snapshot, awaits_of, rest_status, tags_of, version_of, wake_at_of
+from perdure.snapshot import (
+    Snapshot,
+    awaits_of,
+    open_waits,
+    rest_status,
+    tags_of,
+    version_of,
+    wake_at_of,
+)
+from perdure.snapshot.asks import ask_tags
 from perdure.snapshot.summary import summarize
 from perdure.snapshot.tags import MAX_TAG_LENGTH, MAX_TAGS, is_tag
 from perdure.store.contract import Store
@@ -27,7 +36,7 @@ def header_of(snapshot: Snapshot, size: int = 0) -> Header:
     metadata = snapshot.get("metadata")
     return {
         "version": version_of(metadata),
-        "tags": tags_of(metadata),
+        "tags": tags_of(metadata, ask_tags(open_waits(snapshot))),
         "summary": summarize(snapshot, size),
     }
 

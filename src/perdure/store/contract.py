@@ -257,6 +257,25 @@ class TransactionStore(JournalStore, Protocol):
         ...
 
 
+class TransactionalEnqueueStore(ScheduleStore, Protocol):
+    """A store that creates runs in a transaction of the caller."""
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], /
+    ) -> Sequence[Snapshot | None]:
+        """Create runs as `enqueue` does, in the transaction that is open on a user's connection.
+
+        The runs exist if and only if that transaction is committed. It is neither committed nor
+        rolled back here, and the connection stays open. Return `None` for each run that was
+        created, and the snapshot of each that existed already, as far as the transaction sees it:
+        that run stays unchanged, and the transaction can continue. `connection` is one of the
+        driver that the store uses, or one of SQLAlchemy on top of it. Without an open transaction,
+        or if it leads to another database, it is refused with `InvalidArgument`, and nothing is
+        written.
+        """
+        ...
+
+
 class NotifyStore(ScheduleStore, Protocol):
     """A store that sends notifications of due runs. Notifications may be lost or duplicated."""
 

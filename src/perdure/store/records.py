@@ -32,6 +32,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     queues: bool = False
     inbox: bool = False
     transaction: bool = False
+    transactional_enqueue: bool = False
     notify: bool = False
     maintenance: bool = False
     search: bool = False
@@ -300,7 +301,10 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """The runs of one queue, all its keys together: due, owned, and the oldest due wake time."""
+    """The runs of one queue, all its keys together: due, owned, and the oldest due wake time.
+
+    A head start makes a wake time earlier.
+    """
 
     due: int = 0
     leased: int = 0

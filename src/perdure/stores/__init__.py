@@ -109,7 +109,9 @@ def open_store(url: str, **options: Any) -> OpenedStore:
     scheme = scheme.lower()
     if not isinstance(url, str) or not separator or scheme not in _SCHEMES:
         expected = "a URL that starts with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
-        raise InvalidArgument("url", url, expected)
+        is_path = isinstance(url, str) and not separator
+        hint = f"A SQLite file is sqlite:///{url}" if is_path else ""
+        raise InvalidArgument("url", url, expected, hint)
     if scheme in _SERVERS:
         opener, native_scheme = _SERVERS[scheme]
         return _open(opener, f"{native_scheme}://{rest}", **options)

@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from perdure.clock import Duration
+from perdure.engine.middleware import Middleware
 from perdure.errors import PerdureError
 from perdure.runtime import client as asynchronous
 from perdure.runtime import schedules
@@ -19,8 +20,10 @@ from perdure.runtime.options import StartOptions, TriggerOptions
 from perdure.runtime.run import Run, T_co
 from perdure.runtime.schedule_info import ScheduleChanges, ScheduleInfo, ScheduleOptions
 from perdure.runtime.starter import check_list
+from perdure.runtime.versions import Versions
 from perdure.snapshot import RunStatus
 from perdure.store import RunSummary, Store
+from perdure.sync.approvals import ApprovalCalls
 from perdure.sync.portal import Portal
 from perdure.validation import check_id, check_user_id
 
@@ -31,14 +34,19 @@ T = TypeVar("T")
 class _Connection:
     """An asynchronous client, and the portal through which it is used in this process."""
 
-    def __init__(self, store: Store | str, workflows: Iterable[Definition[Any, Any]]) -> None:
-        self.client = asynchronous.Client(store, workflows=workflows)
+    def __init__(
+        self,
+        store: Store | str,
+        workflows: Iterable[Definition[Any, Any]],
+        around: Iterable[Middleware],
+    ) -> None:
+        self.client = asynchronous.Client(store, workflows=workflows, around=around)
         # Also a store that was passed in: its connections belong to the loop of the portal, and
         # code without a loop has no other way to close them.
         self.portal = Portal(self.client.store.close)
 
 
-class Client:
+class Client(ApprovalCalls):
     """Starts, signals, cancels and retries runs, and asks for them, without an event loop.
 
     For Flask, Django views and scripts; any number of threads may share it. Its verbs are those of
@@ -48,10 +56,14 @@ class Client:
     """
 
     def __init__(
-        self, store: Store | str, *, workflows: Iterable[Definition[Any, Any]] = ()
+        self,
+        store: Store | str,
+        *,
+        workflows: Iterable[Definition[Any, Any]] = (),
+        around: Iterable[Middleware] = (),
     ) -> None:
         self._store = store
-        self._connection = _Connection(store, workflows)
+        self._connection = _Connection(store, workflows, around)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -83,12 +95,16 @@ class Client:
 
     def _reconnect_after_fork(self) -> None:
         if self._connection.portal.is_lost:
-            known = self._connection.client.registry.definitions
-            self._connection = _Connection(self._store, known)
+            client = self._connection.client
+            self._connection = _Connection(self._store, client.registry.definitions, client.around)
 
     def register(self, definition: Definition[Any, Any]) -> None:
         """Register a workflow."""
         self._client.register(definition)
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add middleware, outside all others, for what is done from now on."""
+        self._client.add_middleware(middleware)
 
     @overload
     def trigger(
@@ -178,6 +194,23 @@ class Client:
         given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
         return self._call(self._client.signal_many(given))
 
+    def broadcast(
+        self,
+        event: str,
+        payload: object = None,
+        *,
+        workflow: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+    ) -> int:
+        """Send an event to every run of a workflow, or with these tags, that is not over; return
+        how many have received it.
+        """
+        work = self._client.broadcast(
+            event, payload, workflow=workflow, tags=tags, dedup_id=dedup_id
+        )
+        return self._call(work)
+
     def get_run(self, run_id: str) -> Run | None:
         """Return the run with its history, or `None` if there is no such run."""
         return self._call(self._client.get_run(run_id))
@@ -199,9 +232,13 @@ class Client:
             )
         )
 
-    def cancel(self, run_id: str, *, reason: str = "") -> Run:
+    def versions(self, workflow: Definition[Any, Any] | str) -> Versions:
+        """Return how many runs of a workflow live on each version, by status."""
+        return self._call(self._client.versions(workflow))
+
+    def cancel(self, run_id: str, *, reason: str = "", undo: bool = True) -> Run:
         """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
-        return self._call(self._client.cancel(run_id, reason=reason))
+        return self._call(self._client.cancel(run_id, reason=reason, undo=undo))
 
     def retry(self, run_id: str) -> Run:
         """Let a worker continue a failed run: the steps that ended it run again."""
@@ -326,9 +363,9 @@ class RunHandle(Generic[T_co]):
         """Send an event to the run."""
         return self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
 
-    def cancel(self, *, reason: str = "") -> Run[T_co]:
+    def cancel(self, *, reason: str = "", undo: bool = True) -> Run[T_co]:
         """Cancel the run."""
-        return self.client.cancel(self.run_id, reason=reason)
+        return self.client.cancel(self.run_id, reason=reason, undo=undo)
 
     def retry(self) -> Run[T_co]:
         """Continue the run if it failed: the steps that ended it run again."""

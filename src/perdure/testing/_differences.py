@@ -1,16 +1,20 @@
 """A short diff of two runs of one workflow."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import unified_diff
 from pprint import pformat
 
-from perdure.runtime.run import Run
+from perdure.engine.approvals import NOTIFY
+from perdure.runtime.run import Run, StepInfo
 
 MAX_LINES = 20
 _WIDTH = 96
 # Calls with one id are numbered in the order they are made, which may vary between branches.
+_ITEM = re.compile(r"(.*)\[.*\](#\d+)*", re.DOTALL)
 _NUMBERS = re.compile(r"(#\d+)+$")
+# Their records contain times and random names; the runs that they are about are compared too.
+_OF_OTHERS = ("start", "map")
 
 
 def difference(clean: Run, survived: Run, *, values: bool) -> str:
@@ -33,15 +37,45 @@ def _description(run: Run, values: bool) -> Iterator[str]:
     if values:
         yield from _formatted("output", run.output)
         yield from _formatted("error", run.error)
-    # Branches finish in any order, but the steps of one branch do not.
-    for step in sorted(run.history, key=lambda step: step.branch):
+    # After a crash, a question may be asked again with another token.
+    for step in _ordered([step for step in run.history if not step.key.startswith(NOTIFY)]):
         name = _NUMBERS.sub("", step.key)
         branch = f" in branch {step.branch}" if step.branch else ""
         yield f"{step.kind} {name}{branch}: {'ok' if step.ok else 'failed'}"
-        if values:
-            yield from _formatted(
-                "value" if step.ok else "error", step.value if step.ok else step.error
-            )
+        if values and not step.ok:
+            yield from _formatted("error", step.error)
+        elif values and step.kind in _OF_OTHERS:
+            yield from _formatted("run", step.run)
+        elif values:
+            yield from _formatted("value", _value(step))
+
+
+def _ordered(history: Sequence[StepInfo]) -> list[StepInfo]:
+    """Return the steps without what is not determined about their order.
+
+    Branches finish in any order, but the steps of one branch do not, except for the items of a map:
+    those with keys of their own are all in the branch of the map.
+    """
+    places: dict[tuple[str, str], int] = {}
+    for place, step in enumerate(history):
+        places.setdefault((step.branch, _name_of_map(step)), place)
+
+    def key(step: StepInfo) -> tuple[str, int, str]:
+        return step.branch, places[step.branch, _name_of_map(step)], step.key
+
+    return sorted(history, key=key)
+
+
+def _name_of_map(step: StepInfo) -> str:
+    item = _ITEM.fullmatch(step.key)
+    return step.key if item is None else item[1]
+
+
+def _value(step: StepInfo) -> object:
+    if step.kind == "approval" and isinstance(step.value, dict):
+        # When it was answered differs.
+        return {name: value for name, value in step.value.items() if name != "at"}
+    return step.value
 
 
 def _formatted(name: str, value: object) -> Iterator[str]:

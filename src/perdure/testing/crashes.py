@@ -5,28 +5,33 @@ report.assert_once("charge")
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure.clock import Clock
-from perdure.errors import InvalidArgument, StoreError
+from perdure.engine.middleware import Middleware
+from perdure.errors import InvalidArgument, Refused, StoreError
 from perdure.events import StepStart
 from perdure.runtime.client import Client
 from perdure.runtime.definition import Definition
-from perdure.runtime.run import Run
+from perdure.runtime.run import Run, Wait
 from perdure.runtime.runtime import Runtime
-from perdure.store import Store
+from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
+from perdure.schedules import Schedule, next_time, timing_of
+from perdure.store import Drivable, Store, require_schedule
 from perdure.stores.memory import MemoryStore
 from perdure.testing._differences import difference
 from perdure.testing._expected_logs import without_expected_logs
 from perdure.testing.clock import TestClock
 from perdure.testing.faults import Call, FaultyStore, How
 
+Answer: TypeAlias = Callable[[Client, Wait], Awaitable[object]]
 Compare: TypeAlias = Literal["values", "shape"] | Callable[[Run, Run], None]
 
 RUN = "explored"
@@ -34,6 +39,9 @@ _LEASE = timedelta(seconds=30)
 _MAX_ROUNDS = 1000
 _MAX_RUNS = 10_000
 _MAX_TIME = timedelta(minutes=5)
+_TIMES = 3
+_SCHEDULES = (Drivable(SCHEDULE_WORKFLOW.name, 1, SCHEDULE_WORKFLOW.version),)
+_FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 _HOWS: tuple[How, How] = ("before", "after")
 
 
@@ -76,27 +84,47 @@ async def explore_crashes(
     payload: object = None,
     *,
     events: Mapping[str, object] | None = None,
+    answers: Mapping[str, Answer] | None = None,
     deps: object = None,
+    around: Sequence[Middleware] = (),
     store: Callable[[Clock], Store] | None = None,
     always_replay: bool = False,
     compare: Compare = "values",
     workflows: Sequence[Definition[Any, Any]] = (),
+    schedule: Schedule | None = None,
 ) -> Exploration:
     """Run a workflow once without a crash and once for each possible crash, and compare.
 
     `workflows` are those that it starts as child runs: the crashes are before and after each store
     call of all these runs, which are compared too. `events` are sent when a run waits for them.
-    `deps` are those of `Runtime`; each process enters them. `store` returns a new store with the
-    given clock; by default, a memory store. Each crash ends the process before or after one store
-    call; another process continues when the lease has expired. If a run ends differently than
-    without the crash, `CrashFound` is raised. `compare` defines what must be equal: `"values"` is
-    the outcome and the whole history, `"shape"` leaves out the values, for steps that return a time
-    or a random id. A function is called with both runs, the one without a crash first, and raises
-    `AssertionError`.
+    `answers` maps the ids of approvals and callbacks to functions that answer them: they are called
+    with a client and the wait, `lambda client, wait: client.approve(wait.token, by="ana")`.
+    `deps` and `around` are those of `Runtime`; each process enters `deps`. `store` returns a new
+    store with the given clock; by default, a memory store. Each crash ends the process before or
+    after one store call; another process continues when the lease has expired. If a run ends
+    differently than without the crash, `CrashFound` is raised. `compare` defines what must be
+    equal: `"values"` is the outcome and the whole history, `"shape"` leaves out the values, for
+    steps that return a time or a random id. A function is called with both runs, the one without a
+    crash first, and raises `AssertionError`.
+
+    With a `schedule`, the runs are those of its first three times, and its own store calls are
+    among the crashes. Times that pass while no process runs, about a minute, must be caught up.
     """
-    check = _comparison(compare)
     known = [workflow, *(each for each in workflows if each is not workflow)]
-    world = _World(known, payload, events or {}, deps, store or _memory, always_replay)
+    start, sent = _start_of(payload, schedule), (events or {}, answers or {})
+    world = _World(known, start, *sent, deps, tuple(around), store or _memory, always_replay)
+    return await _explore(world, _comparison(compare))
+
+
+def _start_of(payload: object, schedule: Schedule | None) -> "_Trigger":
+    if schedule is None:
+        return _Trigger(payload)
+    if not isinstance(schedule, Schedule):
+        raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
+    return _Scheduled(payload, schedule)
+
+
+async def _explore(world: "_World", check: Callable[[Run, Run, str], None]) -> Exploration:
     repeats: defaultdict[str, list[str]] = defaultdict(list)
     crashes = 0
     with without_expected_logs(_Crash) as logs:
@@ -163,23 +191,71 @@ def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
             yield from [start.step] * times
 
 
+class _Trigger:
+    """Starts one run."""
+
+    def __init__(self, payload: object) -> None:
+        self._payload = payload
+
+    async def begin(self, runtime: Runtime, workflow: Definition[Any, Any]) -> None:
+        await runtime.trigger(workflow, self._payload, run_id=RUN)
+
+    async def is_over(self, reader: Client) -> bool:
+        """Return whether no more runs will be started."""
+        return True
+
+    async def next_time(self, reader: Client) -> datetime | None:
+        """Return when something may be started, if that is known."""
+        return None
+
+
+class _Scheduled(_Trigger):
+    """Creates a schedule with three times, the same in every life."""
+
+    def __init__(self, payload: object, schedule: Schedule) -> None:
+        super().__init__(payload)
+        now = TestClock().now()
+        if schedule.start_at is None:
+            # After the second process was started: an interval is counted from here.
+            schedule = replace(schedule, start_at=now + _LEASE * 4)
+        timing, time = timing_of(schedule, now), now
+        for _ in range(_TIMES):
+            time = next_time(timing, time) or time
+        self._options: Any = {**msgspec.structs.asdict(schedule), "end_at": time}
+
+    async def begin(self, runtime: Runtime, workflow: Definition[Any, Any]) -> None:
+        await runtime.schedule(RUN, workflow, self._payload, **self._options)
+
+    async def is_over(self, reader: Client) -> bool:
+        (info,) = await reader.schedules()
+        return not (info.next_times or info.buffered)
+
+    async def next_time(self, reader: Client) -> datetime | None:
+        due = await require_schedule(reader.store).due(_FOREVER, 1, drives=_SCHEDULES)
+        return due[0].wake_at if due else None
+
+
 class _World:
     """The environment of one workflow: its processes, its clock and the sender of its events."""
 
     def __init__(
         self,
         workflows: Sequence[Definition[Any, Any]],
-        payload: object,
+        start: _Trigger,
         events: Mapping[str, object],
+        answers: Mapping[str, Answer],
         deps: object,
+        around: Sequence[Middleware],
         store: Callable[[Clock], Store],
         always_replay: bool,
     ) -> None:
         self._workflows = workflows
         self._workflow = workflows[0]
-        self._payload = payload
+        self._start = start
         self._events = events
+        self._answers = answers
         self._deps = deps
+        self._around = around
         self._store = store
         self._always_replay = always_replay
 
@@ -214,6 +290,7 @@ class _World:
             store,
             workflows=self._workflows,
             deps=self._deps,
+            around=self._around,
             clock=clock,
             lease_ttl=_LEASE,
             suspend_after=0,
@@ -225,34 +302,47 @@ class _World:
             # The clock stands still during a store call: a slow thread would add renewals, and the
             # calls of two lives could not be compared.
             return await clock.run(
-                self._run_to_end(runtime, inner, clock),
+                self._run_to_end(runtime, store, inner, clock),
                 limit=_MAX_TIME,
                 is_busy=lambda: store.in_flight > 0,
             )
         return None
 
-    async def _run_to_end(self, runtime: Runtime, inner: Store, clock: TestClock) -> list[Run]:
+    async def _run_to_end(
+        self, runtime: Runtime, store: FaultyStore, inner: Store, clock: TestClock
+    ) -> list[Run]:
         """Return all runs when they have ended; what this looks at is not counted as a call."""
         reader = Client(inner, workflows=self._workflows, clock=clock)
         runs: list[Run] = []
         async with runtime:
-            await runtime.trigger(self._workflow, self._payload, run_id=RUN)
+            await self._start.begin(runtime, self._workflow)
             for _ in range(_MAX_ROUNDS):
                 runs = await _all_runs(reader)
-                if all(run.over for run in runs):
+                again = await self._start.next_time(reader)
+                if all(run.over for run in runs) and await self._start.is_over(reader):
                     return runs
-                # A run that waits for another is made due by it, and not by time.
-                if len(runs) == 1 or not await runtime.sweep():
-                    await self._wake(runtime, clock, [run for run in runs if not run.over])
+                # A run that waits for another is made due by it, and not by time; and one that a
+                # schedule has started is due.
+                is_alone = again is None and len(runs) == 1
+                if is_alone or not await runtime.sweep():
+                    if store.failed:
+                        # A sweep logs what fails; time must not pass for a process that is dead.
+                        raise _Crash
+                    await self._wake(runtime, clock, [run for run in runs if not run.over], again)
                     await runtime.sweep()
-        run = next(run for run in runs if not run.over)
+        run = next((run for run in runs if not run.over), None)
+        if run is None:
+            text = f"the schedule of {self._workflow!r} did not end in {_MAX_ROUNDS} rounds"
+            raise CrashFound(text)
         waits = ", ".join(repr(wait.id) for wait in run.pending) or "nothing"
         raise CrashFound(
             f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: {run.run_id!r} is "
             f"{run.status} and waits for {waits}. Are all of its events in `events`?"
         )
 
-    async def _wake(self, runtime: Runtime, clock: TestClock, runs: Sequence[Run]) -> None:
+    async def _wake(
+        self, runtime: Runtime, clock: TestClock, runs: Sequence[Run], again: datetime | None
+    ) -> None:
         """Send an event that a run waits for, or advance the clock to the next wake time."""
         waits = [(run.run_id, wait) for run in runs for wait in run.pending]
         for run_id, wait in waits:
@@ -260,7 +350,13 @@ class _World:
                 payload = self._events[wait.event]
                 await runtime.signal(run_id, wait.event, payload, dedup_id=wait.id, wait=False)
                 return
+            if wait.id in self._answers:
+                # It was answered just before the crash, or has expired.
+                with suppress(Refused):
+                    await self._answers[wait.id](runtime, wait)
+                return
         wakes = [wait.wake_at for _, wait in waits if wait.wake_at is not None]
+        wakes += [] if again is None else [again]
         pause = min(wakes) - clock.now() if wakes else _LEASE * 2
         await clock.advance(max(pause, timedelta(0)))
 

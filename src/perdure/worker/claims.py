@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from perdure.durable.permits import Permits
 from perdure.durable.session import Session
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import StoreError
 from perdure.limits import Queue, check_queue_names, declared_limits, with_numbers
 from perdure.presence.documents import DeclaredLimit
 from perdure.presence.switches import Switches
@@ -38,6 +38,13 @@ class Claims:
     def start(self, session: Session) -> None:
         """Let a session renew the permits from now on."""
         self._session, self._rounds = session, None
+        declared = self._runtime.registry.queues
+        unknown = [name for name in self.names if name and name not in declared]
+        if unknown:
+            listed = ", ".join(map(repr, unknown))
+            logger.warning(
+                "no workflow here declares the queue %s: its runs have no limits", listed
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,8 +158,8 @@ class Claims:
             return Turn(grant)
         try:
             name = definition.queue_for((grant.snapshot.get("metadata") or {}).get("input"))
-        except PerdureError:
-            # The run will fail with this error.
+        except Exception:  # noqa: BLE001 - the key is the user's function, the payload unchecked
+            # The run will fail with this or a clearer error. Others must not.
             name = definition.queue.name
         return await rounds.permit(definition.queue, name, grant)
 

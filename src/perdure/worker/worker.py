@@ -12,6 +12,7 @@ from perdure.clock import Duration, parse_duration
 from perdure.durable.lifecycle import log_failure
 from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
+from perdure.engine.middleware import let_work
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
 from perdure.presence.heartbeat import Activity, Heartbeat
@@ -34,6 +35,7 @@ from perdure.store import (
 )
 from perdure.validation import check_int
 from perdure.worker.claims import Claims
+from perdure.worker.context import WorkerContext
 from perdure.worker.counters import Counters
 from perdure.worker.pace import SECOND_LOOK, Pace
 from perdure.worker.takeover import left_behind
@@ -190,15 +192,21 @@ class Worker:
                 async with AsyncExitStack() as stack:
                     if self._heartbeat is not None:
                         await stack.enter_async_context(self._heartbeat)
-                    await self._claim_until_stopped(session, tasks)
-                    await self._finish()
-                    await self._claims.return_idle()
+                    context = WorkerContext(self, session)
+                    await let_work(
+                        self.runtime.around, context, lambda: self._claim_and_finish(session, tasks)
+                    )
                 listener.cancel()
         except ExceptionGroup as errors:
             # Only claiming can fail here: a run that cannot be driven is logged.
             raise errors.exceptions[0] from None
         finally:
             logger.info("%s stopped: %s", self.id, self.counters)
+
+    async def _claim_and_finish(self, session: Session, tasks: asyncio.TaskGroup) -> None:
+        await self._claim_until_stopped(session, tasks)
+        await self._finish()
+        await self._claims.return_idle()
 
     async def _claim_until_stopped(self, session: Session, tasks: asyncio.TaskGroup) -> None:
         session.workers.add(self._notified)
@@ -235,6 +243,7 @@ class Worker:
             await session.catch_up()
             if not self._declared:
                 await self.runtime.declare_schedules()
+                await self.runtime.declare_retention()
                 self._declared = True
             if not (drives := self._drives):
                 return ()

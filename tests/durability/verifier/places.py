@@ -44,6 +44,8 @@ class Place(msgspec.Struct, frozen=True):
         url = url or self.url
         if self.store == "libsql":
             return f"libsql+{url}"
+        if self.store == "redis_cluster":
+            return url.replace("redis://", "redis+cluster://", 1)
         if self.store == "mongo" and url != self.url:
             # Without this the client would bypass the proxy.
             return urlsplit(url)._replace(query="directConnection=true").geturl()
@@ -138,6 +140,11 @@ def _server(kind: Callable[[], LocalServer]) -> Server:
     return kind().start()
 
 
+@cache
+def _cluster() -> redis.RedisCluster:
+    return redis.RedisCluster().start()
+
+
 @contextmanager
 def _sqlite() -> Iterator[Place]:
     with TemporaryDirectory() as folder:
@@ -169,10 +176,23 @@ def _mongo() -> Iterator[Place]:
 
 
 @contextmanager
+def _mongo_standalone() -> Iterator[Place]:
+    with mongo.fresh_database(_server(mongo.MongoStandalone)) as url:
+        yield Place("mongo_standalone", url)
+
+
+@contextmanager
 def _redis() -> Iterator[Place]:
     server = _server(redis.RedisServer)
     with redis.fresh_prefix(server) as prefix:
         yield Place("redis", server.url, {"namespace": prefix})
+
+
+@contextmanager
+def _redis_cluster() -> Iterator[Place]:
+    server = _cluster()
+    with redis.fresh_prefix(server) as prefix:
+        yield Place("redis_cluster", server.url, {"namespace": prefix})
 
 
 @contextmanager
@@ -187,6 +207,8 @@ PLACES: dict[str, Callable[[], AbstractContextManager[Place]]] = {
     "postgres": _postgres,
     "mysql": _mysql,
     "mongo": _mongo,
+    "mongo_standalone": _mongo_standalone,
     "redis": _redis,
+    "redis_cluster": _redis_cluster,
     "libsql": _libsql,
 }

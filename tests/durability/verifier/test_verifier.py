@@ -15,7 +15,7 @@ from tests.durability.verifier.shrinker import shrink
 from tests.durability.verifier.verify import SIMULATION, run_seed, simulate_seed
 
 FIXED = range(1, 101)
-SECONDS = 15
+SECONDS = 8
 
 
 def test_a_seed_gives_the_same_program() -> None:

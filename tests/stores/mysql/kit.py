@@ -1,8 +1,10 @@
 """The conformance kit on MySQL, with one database for all checks of a class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncmy
 import pymysql
 import pytest
 
@@ -48,6 +50,16 @@ class MysqlConformance(StoreConformance):
     async def user_write(self, connection: Any, note: str) -> None:
         async with connection.cursor() as cursor:
             await cursor.execute("INSERT INTO notes VALUES (%s)", (note,))
+
+    @asynccontextmanager
+    async def user_transaction(self, store: Store) -> AsyncIterator[Any]:
+        connection = await asyncmy.connect(**connect_arguments(self.direct_url), charset="utf8mb4")
+        try:
+            await connection.begin()
+            yield connection
+            await connection.commit()
+        finally:
+            await connection.ensure_closed()
 
     async def user_notes(self, store: Store) -> Sequence[str]:
         return [note for (note,) in query(self.direct_url, "SELECT note FROM notes")]

@@ -1,9 +1,11 @@
 """The conformance kit on PostgreSQL, with one database for all checks of a class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import psycopg
 import pytest
 
@@ -47,6 +49,15 @@ class PostgresConformance(StoreConformance):
 
     async def user_write(self, connection: Any, note: str) -> None:
         await connection.execute("INSERT INTO notes VALUES ($1)", note)
+
+    @asynccontextmanager
+    async def user_transaction(self, store: Store) -> AsyncIterator[Any]:
+        connection = await asyncpg.connect(self.direct_url)
+        try:
+            async with connection.transaction():
+                yield connection
+        finally:
+            await connection.close()
 
     async def user_notes(self, store: Store) -> Sequence[str]:
         with psycopg.connect(self.direct_url) as connection:

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,12 @@ class TestSqliteFile(StoreConformance):
     async def user_write(self, connection: Transaction, note: str) -> None:
         await connection.execute("CREATE TABLE IF NOT EXISTS notes (note TEXT)")
         await connection.execute("INSERT INTO notes VALUES (?)", (note,))
+
+    @asynccontextmanager
+    async def user_transaction(self, store: Store) -> AsyncIterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute("BEGIN")
+            yield connection
 
     async def user_notes(self, store: Store) -> Sequence[str]:
         with closing(sqlite3.connect(self.path)) as connection:

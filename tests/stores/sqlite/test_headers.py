@@ -261,9 +261,9 @@ async def test_a_search_with_a_prefix_stops_among_runs_of_others(
                     "WITH RECURSIVE number (i) AS "
                     "(SELECT 1 UNION ALL SELECT i + 1 FROM number WHERE i < 15000) "
                     "INSERT INTO perdure_runs (id, snapshot, updated_at) SELECT "
-                    "printf('%s:%s:%d', ?1, ?2, i), '{}', "
-                    "(SELECT updated_at FROM perdure_runs WHERE id = 'm:' || ?2) FROM number",
-                    (other, id),
+                    "printf('%s:%s:%d', ?, ?, i), '{}', "
+                    "(SELECT updated_at FROM perdure_runs WHERE id = 'm:' || ?) FROM number",
+                    (other, id, id),
                 )
         # More than a thousand of its own, all older: its runs are not read by their ids.
         database.execute(

@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
     """Return variables with which a child process finds perdure and the store."""
     return {
         **os.environ,
-        "PERDURE_STORE": "sqlite:///shop.db",
+        "PERDURE_STORE": os.environ.get("PERDURE_STORE", "sqlite:///shop.db"),
         "PERDURE_BY": "ana",
         "TERM": "xterm",
     }

@@ -96,6 +96,11 @@ def test_start_creates_a_run(perdure: Perdure) -> None:
     assert (facts["payload"], facts["run"]["tags"]) == ({"carrier": "up"}, {"customer": "acme"})
 
 
+def test_start_warns_if_no_worker_knows_the_workflow(perdure: Perdure) -> None:
+    done = perdure("start", "ordr", "{}", "--id", "new")
+    assert (done.stdout, "No worker is running" in done.stderr) == ("Started new.\n", True)
+
+
 def test_start_waits_until_a_timeout(perdure: Perdure) -> None:
     perdure("start", "order", "{}", "--wait", "--timeout", "0.1s", code=124)
 
@@ -132,3 +137,8 @@ def test_wake_ends_a_sleep(perdure: Perdure) -> None:
 )
 def test_wrong_arguments_are_explained(perdure: Perdure, arguments: tuple[str, ...]) -> None:
     assert "Usage: perdure" in perdure(*arguments, code=2).stderr
+
+
+def test_a_run_is_cancelled_without_undoing_its_steps(perdure: Perdure) -> None:
+    result = perdure("cancel", "asleep", "--no-undo")
+    assert result.stdout == "asleep: Cancelled.\n"

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tests.unit.cli.processes import background, on_terminal, run, wait_for, write_app
 
 PORT = "18765"
+README = Path(__file__).parents[3] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,34 @@ def test_a_saved_file_is_running_within_a_second(app: Path) -> None:
         edit(app, 2)
         dev.expect("✓ ship")
         assert time.monotonic() - saved < 1
+
+
+def test_the_program_of_the_readme_survives_kill_9(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an empty folder: no option names the application or the store."""
+    monkeypatch.setenv("PERDURE_STORE", "")
+    [program] = re.findall(r"as `app.py`:\n\n```python\n(.+?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "app.py").write_text(program.replace('"30s"', '"2s"'))
+    with on_terminal("dev", "--port", PORT) as dev:
+        dev.expect("app:runtime on sqlite:///orders.db")
+        dev.expect("q to quit")
+        assert run("start", "order", "4200", "--id", "one").stdout == "Started one.\n"
+        dev.expect("✓ charge")
+        dev.expect("suspended")
+        kill_with_children(dev.pid)
+    assert "suspended" in run("ls").stdout
+    with on_terminal("dev", "--port", PORT) as dev:
+        dev.expect("✓ ship")
+        assert "charge" not in dev.before
+        dev.expect("✓ completed")
+    assert "parcel, with receipt for 4200" in run("show", "one").stdout
+
+
+def kill_with_children(pid: int) -> None:
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=True)
+    for each in (pid, *map(int, children.stdout.split())):
+        os.kill(each, signal.SIGKILL)
 
 
 def test_keys_restart_and_quit() -> None:

@@ -71,6 +71,24 @@ def test_without_a_store_that_of_the_app_is_used(url: str, tmp_path: Path) -> No
     assert call("--app", "orders:runtime", "ls", "-o", "ids", "done").stdout == "done\n"
 
 
+def test_without_a_store_that_of_the_app_in_this_folder_is_used(url: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    result = call("ls", "-o", "ids", "done")
+    assert (result.stdout, "Using app:same" in result.stderr) == ("done\n", True)
+    assert "Expected `str`, got `int`" in call("start", "greet", "7").stderr
+
+
+def test_a_store_in_memory_cannot_be_looked_into(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP.replace("sqlite:///shop.db", "memory://"))
+    assert "only its own process sees its runs" in call("ls").stderr
+
+
+def test_a_program_without_a_runtime_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("open('imported', 'w')\n")
+    assert "PERDURE_STORE" in call("ls").stderr
+    assert not (tmp_path / "imported").exists()
+
+
 @pytest.mark.parametrize(
     ("app", "code", "text"),
     [
@@ -86,10 +104,27 @@ def test_a_wrong_app_is_explained(tmp_path: Path, app: str, code: int, text: str
 
 
 def test_code_that_cannot_be_imported_shows_its_traceback(tmp_path: Path) -> None:
-    (tmp_path / "orders.py").write_text("from perdure import Runtime\nRuntime(workflows=7)\n")
+    (tmp_path / "orders.py").write_text("import carrier\n")
+    (tmp_path / "carrier.py").write_text("from perdure import Runtime\nRuntime(workflows=7)\n")
     result = call("worker", "orders:runtime")
-    assert 'orders.py", line 2' in result.stderr
+    traceback = result.stderr.splitlines()
+    assert 'orders.py", line 1' in traceback[1]
+    assert 'carrier.py", line 2' in traceback[3]
     assert "orders cannot be imported" in result.stderr
+
+
+def test_a_script_is_told_how_to_become_a_module(tmp_path: Path) -> None:
+    script = """
+import asyncio
+
+main = asyncio.sleep(0)
+try:
+    asyncio.run(main)
+finally:
+    main.close()
+"""
+    (tmp_path / "orders.py").write_text(script)
+    assert 'if __name__ == "__main__":' in call("worker", "orders").stderr
 
 
 def test_without_app_and_store_the_error_says_what_to_do() -> None:
@@ -112,6 +147,10 @@ def test_the_store_comes_from_a_file_or_stdin(url: str, tmp_path: Path) -> None:
 def test_ids_may_follow_the_url_on_stdin(url: str) -> None:
     result = call("--store", "-", "cancel", "-", "-o", "ids", input=f"{url}\nasleep\nasking\n")
     assert result.stdout == "asleep\nasking\n"
+
+
+def test_a_path_is_not_a_url() -> None:
+    assert "A SQLite file is sqlite:///shop.db" in call("--store", "shop.db", "ls").stderr
 
 
 def test_options_may_follow_the_command(url: str) -> None:

@@ -18,7 +18,9 @@ def test_workflows_are_listed_with_counts(perdure: Perdure) -> None:
 
 
 def test_a_workflow_is_shown(perdure: Perdure) -> None:
-    assert "name" in perdure("workflows", "show", "order").stdout
+    shown = perdure("workflows", "show", "order").stdout.splitlines()
+    assert shown[:2] == ["name        order", "counts"]
+    assert "  completed  1" in shown
     perdure("workflows", "show", "nope", code=4)
 
 
@@ -67,8 +69,15 @@ def test_limits_of_live_workers_are_listed(tmp_path: Path, monkeypatch: pytest.M
         assert "concurrency 0/50, rate 0/10 per 60 s" in run("queues", "list").stdout
 
 
+@pytest.mark.parametrize("group", ["workflows", "queues", "schedules", "workers", "bulk"])
+def test_a_group_lists_unless_it_is_told_more(perdure: Perdure, group: str) -> None:
+    assert perdure(group, "-o", "json").stdout == perdure(group, "list", "-o", "json").stdout
+    assert f"Usage: perdure {group}" in perdure(group, "--help").stdout
+
+
 def test_without_workers_the_list_is_empty(perdure: Perdure) -> None:
     assert perdure("workers", "list").stdout == ""
+    assert perdure("workers", "--color", "always").stderr == "There are none.\n"
     perdure("workers", "show", "nope", code=4)
     perdure("workers", "drain", "nope", code=5)
 
@@ -80,6 +89,7 @@ def test_a_worker_is_shown_and_drained(tmp_path: Path, monkeypatch: pytest.Monke
         wait_for(lambda: run("workers", "list").stdout)
         [row] = json.loads(run("workers", "list", "-o", "json").stdout)
         assert (row["state"], row["pid"], row["slots"]) == ("live", worker.pid, 100)
-        assert row["id"] in run("workers", "show", row["id"]).stdout
+        shown = run("workers", "show", row["id"]).stdout
+        assert f"id          {row['id']}\nstate       live\n" in shown
         assert run("workers", "drain", row["id"], "--why", "deploy").returncode == 0
         assert worker.wait(30) == 0

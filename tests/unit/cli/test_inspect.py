@@ -116,7 +116,10 @@ def test_the_overview_counts_runs(perdure: Perdure) -> None:
 
 def test_an_unknown_run_is_not_found(perdure: Perdure) -> None:
     for command in ("show", "why", "watch", "export"):
-        assert "there is no run 'nope'" in perdure(command, "nope", code=4).stderr
+        assert (
+            "there is no run 'nope' in this store; perdure ls"
+            in perdure(command, "nope", code=4).stderr
+        )
 
 
 def test_watch_ends_with_the_run(perdure: Perdure) -> None:

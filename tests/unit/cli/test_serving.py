@@ -30,7 +30,8 @@ def status_of(url: str) -> int:
         with urllib.request.urlopen(url) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def test_the_dashboard_opens_with_the_url_that_is_printed() -> None:

@@ -99,6 +99,7 @@ KNOWN_AS = {
     "import_run": "import",
     "preview": "rewind",
     "count_bulk": "bulk",
+    "retention": "prune_store",
 }
 # Not for operators: parts of other answers, and of the machinery behind them.
 WITHOUT_COMMAND = {

@@ -66,8 +66,9 @@ def test_health_is_answered_until_the_worker_drains(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://{address}/") as response:
             assert response.status == 200
         worker.send_signal(signal.SIGTERM)
-        with pytest.raises(urllib.error.HTTPError, match="503"):
-            wait_for(lambda: not urllib.request.urlopen(f"http://{address}/").close())
+        with pytest.raises(urllib.error.HTTPError, match="503") as caught:
+            wait_for(lambda: bool(urllib.request.urlopen(f"http://{address}/").close()))
+        caught.value.close()
 
 
 def test_a_worker_that_is_given_sets_its_own_concurrency(tmp_path: Path) -> None:

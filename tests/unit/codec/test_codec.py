@@ -457,6 +457,11 @@ def test_data_that_json_cannot_represent_raise_codec_error() -> None:
             dumps(data)
 
 
+def test_many_containers_that_are_not_deep_are_written() -> None:
+    data: JSONValue = [[]] * 20_000
+    assert loads(dumps(data)) == data
+
+
 def test_fingerprints_are_short_and_stable() -> None:
     """They are the same in every process and version: the expected values must never change."""
     assert fingerprint(()) == "0d4cbb29"

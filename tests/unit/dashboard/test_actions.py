@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from perdure.dashboard.ids import encode_id
 from perdure.dashboard.verbs import VERBS
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
+from perdure.urls import encode_id
 from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from perdure import Cron, Runtime, Step, workflow
 from perdure.clock import SystemClock
-from perdure.dashboard.ids import encode_id
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.presence import DeclaredLimit
 from perdure.snapshot import RunStatus
 from perdure.stores import MemoryStore
+from perdure.urls import encode_id
 from tests.unit.dashboard.visitor import Visitor, dashboard, text_of
 from tests.unit.insights.runs import live_worker
 

@@ -1,7 +1,7 @@
 """What the pages show."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from perdure import Runtime, Step, workflow
-from perdure.dashboard.ids import encode_id
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.snapshot import RunStatus
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore
+from perdure.urls import encode_id
 from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
+from tests.unit.insights.runs import live_worker
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>/../..\u202e{{7*7}}"
 
@@ -44,7 +45,32 @@ async def test_a_query_filters_the_list_and_appears_as_chips() -> None:
 async def test_a_query_that_cannot_be_understood_says_why() -> None:
     page = await Visitor(dashboard(MemoryStore())).get("/runs?q=status:fialed")
     assert page.status_code == 400
-    assert "failed" in text_of(page)
+    assert "did you mean &#39;failed&#39;?" in page.text
+    assert 'value="status:fialed"' in page.text
+    assert "<h1>Runs</h1>" in page.text
+
+
+async def test_an_empty_store_shows_a_program_or_offers_the_workflows_of_a_worker() -> None:
+    store = MemoryStore()
+    visitor = Visitor(dashboard(store))
+    assert "from perdure import Runtime" in text_of(await visitor.get("/"))
+    await live_worker(store, datetime.now(UTC))
+    page = await visitor.get("/")
+    assert 'href="/workflows/order/start">Start order…</a>' in page.text
+    assert "from perdure import Runtime" not in text_of(page)
+
+
+async def test_a_page_loads_a_large_run_once() -> None:
+    store = FaultyStore(MemoryStore())
+
+    @workflow("large")
+    async def large(step: Step) -> int:
+        return len(await step("read", lambda: "x" * 9_000_000))
+
+    await Runtime(store, workflows=[large]).trigger(large, run_id="large")
+    store.calls.clear()
+    assert (await Visitor(dashboard(store)).get("/runs/large")).status_code == 200
+    assert [call.verb for call in store.calls].count("load") == 1
 
 
 async def test_a_list_without_runs_offers_to_search_for_more() -> None:

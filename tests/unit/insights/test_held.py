@@ -106,6 +106,25 @@ async def test_one_queue_by_name(store: MemoryStore, clock: TestClock) -> None:
     assert await Insights(store, clock=clock).queue("nope") is None
 
 
+async def test_a_run_with_a_priority_is_due_since_it_was_created(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """Its head start is not time that it has waited."""
+    snapshot, days = new_snapshot_json("order"), timedelta(days=9)
+    created = clock.now()
+    await store.enqueue([NewRun("old", "order", snapshot, queue="emails/acme")])
+    await clock.advance("2h")
+    urgent = NewRun("urgent", "order", snapshot, queue="emails/acme", head_start=days)
+    await store.enqueue([urgent])
+    insights = Insights(store, clock=clock)
+    row = await insights.queue("emails")
+    assert row is not None
+    assert (row.oldest_due, row.keys[0].oldest_due) == (created, created)
+    assert (await insights.overview()).oldest_due == created
+    await store.delete("old")
+    assert (await insights.overview()).oldest_due == clock.now()
+
+
 async def test_the_runs_of_a_queue_are_found_with_any_key(
     store: MemoryStore, clock: TestClock
 ) -> None:

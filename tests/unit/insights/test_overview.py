@@ -1,10 +1,12 @@
 """The store at a glance, failures in groups, and what comes next."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from perdure import Runtime, Step, workflow
 from perdure.errors import InvalidArgument, InvalidDuration
 from perdure.insights import Insights, Tally, overview
 from perdure.insights.grouping import normalize
@@ -116,6 +118,38 @@ async def test_failures_are_grouped_and_found_by_the_query_of_their_group(
     assert [group.count for group in others] == [1, 1]
     assert {run.id for run in (await insights.runs(first.query)).runs} == {"a", "b"}
     assert (found.examined, found.is_complete) == (4, True)
+
+
+async def test_a_group_names_the_step_that_ended_its_runs(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    """Not one that failed and was handled, nor the one that was recorded last."""
+
+    def refuse() -> None:
+        raise ValueError("no")
+
+    @workflow("order")
+    async def order(step: Step, fails: bool) -> None:
+        with suppress(ValueError):
+            await step("quote", refuse)
+        try:
+            await step("charge", refuse if fails else lambda: None)
+        finally:
+            await step("notify", lambda: None)
+        raise LookupError("the function itself")
+
+    runtime = Runtime(store, workflows=[order], clock=clock)
+    for run_id, fails in (("a", True), ("b", False)):
+        await runtime.trigger(order, fails, run_id=run_id)
+    insights = Insights(store, clock=clock)
+    groups = {group.type: group for group in (await insights.errors("1h")).groups}
+    assert {name: group.step for name, group in groups.items()} == {
+        "ValueError": "charge",
+        "LookupError": "",
+    }
+    for name, run_id in (("ValueError", "a"), ("LookupError", "b")):
+        found = await insights.runs(groups[name].query)
+        assert [run.id for run in found.runs] == [run_id]
 
 
 async def test_failures_before_the_window_are_left_out(

@@ -48,6 +48,13 @@ def test_quotes_protect_spaces_colons_commas_and_operators() -> None:
     assert query.terms[2] == Term("payload", (">5",), "=", ("x.y",))
 
 
+@pytest.mark.parametrize("id", ["order:0f066b19-9f06-4896-96bb-1cc8cee8a5bb", "order:0f066b19"])
+def test_a_generated_id_needs_no_quotes(id: str) -> None:
+    query = parse_query(f"{id} status:failed", NOW)
+    assert query.index.prefix == id
+    assert parse_query(" ".join(map(str, query.terms)), NOW) == query
+
+
 def test_times_may_be_iso_dates_in_utc_or_with_an_offset() -> None:
     assert parse_query("since:2026-11-01", NOW).index.since == datetime(2026, 11, 1, tzinfo=UTC)
     query = parse_query('older:"2026-11-01T10:00+01:00"', NOW)

@@ -117,6 +117,34 @@ async def test_waiting_for_an_event_with_a_similar_message_in_the_inbox(
     )
 
 
+ONE_QUESTION = 'Waiting for ops to answer "Ship 40 t?" for 2 days; expires in 1 day.'
+
+
+@workflow("asks")
+async def asks(step: Step, kind: str) -> None:
+    if kind == "callback":
+        await step.callback("signed", timeout="3d")
+    await asyncio.gather(
+        *(step.approval(f"ask {n}", "Ship 40 t?", to="ops", timeout="3d") for n in range(len(kind)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("1", ONE_QUESTION),
+        ("22", f"{ONE_QUESTION} One of 2 open questions."),
+        ("callback", 'Waiting for the callback "signed" for 2 days; expires in 1 day.'),
+    ],
+)
+async def test_waiting_for_an_answer(
+    store: MemoryStore, clock: TestClock, kind: str, sentence: str
+) -> None:
+    await Runtime(store, workflows=[asks], clock=clock).trigger(asks, kind, run_id="r")
+    await clock.advance(timedelta(days=2))
+    assert (await ask(store, clock)).sentence == sentence
+
+
 @workflow("impatient")
 async def impatient(step: Step) -> None:
     await asyncio.gather(
@@ -211,6 +239,13 @@ async def test_no_worker_knows_the_workflow(store: MemoryStore, clock: TestClock
     await live_worker(store, clock.now(), workflows=(Drivable("other", 1, 1),))
     answer = await ask(store, clock)
     assert answer.sentence == 'Due for 0 ms. No live worker knows workflow "order".'
+
+
+async def test_a_misspelled_workflow_is_pointed_out(store: MemoryStore, clock: TestClock) -> None:
+    await enqueue(store)
+    await live_worker(store, clock.now(), workflows=(Drivable("orders", 1, 1),))
+    answer = await ask(store, clock)
+    assert answer.sentence.endswith("""knows workflow "order"; did you mean 'orders'?""")
 
 
 async def test_no_worker_knows_the_version(store: MemoryStore, clock: TestClock) -> None:

@@ -296,9 +296,11 @@ async def test_dependencies_that_end_by_themselves_are_logged(
 def test_runs_end_before_they_are_left_when_the_loop_closes() -> None:
     """`asyncio.run` cancels all tasks at once."""
     pool: list[Pool] = []
+    begun = asyncio.Event()
 
     @workflow("long")
     async def long(step: Step[Pool]) -> None:
+        begun.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -311,7 +313,7 @@ def test_runs_end_before_they_are_left_when_the_loop_closes() -> None:
         pool.append(Pool())
         runtime = Runtime(MemoryStore(), workflows=[long], deps=pool[0])
         runs.add(asyncio.create_task(runtime.trigger(long)))
-        await asyncio.sleep(0.01)
+        await begun.wait()
 
     runs: set[object] = set()
     asyncio.run(main())

@@ -119,6 +119,24 @@ def test_intervals_that_are_refused(every: Any) -> None:
         Schedule(every=every)
 
 
+def test_an_interval_of_more_than_a_century_is_refused() -> None:
+    with pytest.raises(InvalidDuration, match=r"^every: expected a duration of at most 100 years"):
+        Schedule(every=timedelta(days=999_999))
+
+
+@pytest.mark.parametrize("every", ["1s", timedelta(days=36_525), Cron("0 0 29 2 *")])
+def test_times_end_before_those_that_cannot_be_represented(every: Any) -> None:
+    late = timing(every, jitter=timedelta(days=36_525))
+    last = datetime(9699, 12, 31, tzinfo=UTC)
+    following = next_time(late, last)
+    assert following is not None
+    assert planned_start(late, "s", following) >= following
+    far = datetime(9999, 12, 30, tzinfo=UTC)
+    assert next_time(late, far) is None
+    with pytest.raises(InvalidArgument, match=r"^start_at: expected a datetime before .*9700"):
+        first_time(timing(every, start_at=far), NOW)
+
+
 def test_a_cron_expression_as_a_string_is_refused_with_advice() -> None:
     with pytest.raises(InvalidDuration, match=r'written as Cron\("0 9'):
         Schedule(every="0 9 * * *")

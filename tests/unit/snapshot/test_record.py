@@ -37,8 +37,12 @@ class Call:
     failures: Sequence[str] = ()
     event: str = ""
     run: str = ""
+    answer: dict[str, Any] | None = None
+    undo: object = None
+    sagas: Sequence[str] = ()
     returns: Any = None
     errors: Any = None
+    within: str = ""
 
     def return_type(self) -> object:
         return self.returns
@@ -151,6 +155,7 @@ def test_a_raised_failure_is_stored_with_the_facts_of_its_call() -> None:
         "branch": "0/1",
         "call": "fetch",
         "failures": ["a", "b"],
+        "event": "go",
     }
     assert (visible, losses) == (error, ())
 

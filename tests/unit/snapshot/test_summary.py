@@ -43,12 +43,23 @@ def test_the_error_is_its_first_line(error: object, line: str) -> None:
     assert read_summary(encode_summary({}, execution, 0, 0, "", 0)).error == line
 
 
+@pytest.mark.parametrize(("keys", "step"), [([], ""), (["charge", "ship"], "charge"), (None, None)])
+def test_the_step_that_ended_a_run_is_not_the_last_one(
+    keys: list[str] | None, step: str | None
+) -> None:
+    """None, if the function itself failed; unknown, if another program wrote it."""
+    execution = {"status": "failed", "error": {"ok": False, "error": "no"}, "failed": keys}
+    summary = read_summary(encode_summary({}, execution, 2, 1, "notify", 0))
+    assert (summary.last_step, summary.ended_by) == ("notify", step)
+
+
 @given(st.text(), st.text(), st.text())
 def test_a_summary_fits_into_a_kilobyte(step: str, error: str, reason: str) -> None:
     """Long texts, and characters that take several bytes, are cut off."""
     execution = {
         "error": {"ok": False, "error": error * 50, "cause": None},
         "reason": reason * 50,
+        "failed": [step * 50],
     }
     largest = 2**63 - 1
     metadata = {"createdAt": "2030-01-01T00:00:00.000Z", "version": largest}

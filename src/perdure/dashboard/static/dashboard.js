@@ -9,7 +9,7 @@ const entry = (key) => document.querySelector(`nav [data-go="${CSS.escape(key)}"
 
 async function openDialog(url) {
   try {
-    const part = document.importNode(await fetchPart(url, false), true);
+    const part = await fetchPart(url, false);
     part.removeAttribute("id");
     dialog.replaceChildren(part);
     dialog.showModal();
@@ -56,7 +56,7 @@ let isGoing = false;
 
 function move(step) {
   const all = rows();
-  const next = all[Math.min(Math.max(all.findIndex(isSelected) + step, 0), all.length - 1)];
+  const next = all[Math.max(all.findIndex(isSelected) + step, 0)] ?? all.at(-1);
   all.forEach((row) => row.removeAttribute("aria-selected"));
   next?.setAttribute("aria-selected", "true");
   (next?.matches("a") ? next : next?.querySelector("a"))?.focus();

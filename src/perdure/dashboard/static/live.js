@@ -7,8 +7,10 @@ let source, timer, isBusy = false, isDue = false;
 
 function show(state, text) {
   const live = document.getElementById("live");
+  // Not again: it says since when.
+  if (state === "offline" && live.dataset.state === state) return;
   live.dataset.state = state;
-  live.textContent = text;
+  live.textContent = text ?? `Offline since ${clock(new Date())}`;
 }
 
 // Nothing changes under someone who selects, types or has a menu open.
@@ -27,15 +29,16 @@ async function update() {
   isBusy = true;
   isDue = false;
   const begun = performance.now();
-  await refresh();
-  if (source || timer) show("live", "Live");
+  const isRead = await refresh();
+  isDue ||= !isRead;
+  if (!isRead) show("offline");
+  else if (source || timer) show("live", "Live");
   // A page that is slow to render is fetched less often.
-  const pause = Math.max(1000, 4 * (performance.now() - begun));
+  const pause = Math.max(isRead ? 1000 : POLL, 4 * (performance.now() - begun));
   setTimeout(() => { isBusy = false; if (isDue) update(); }, pause);
 }
 
 function poll() {
-  source = undefined;
   timer = setInterval(update, POLL);
   show("live", "Live");
 }
@@ -57,7 +60,7 @@ export function listen() {
   source.onerror = ({ target }) => {
     // 204 ends it for good: this browser has enough streams.
     if (target.readyState === EventSource.CLOSED) poll();
-    else show("offline", `Offline since ${clock(new Date())}`);
+    else show("offline");
   };
 }
 

@@ -85,6 +85,7 @@ export async function refresh(isOffered = true) {
   note.textContent = problem;
   note.hidden = !problem;
   document.body.classList.toggle("stale", Boolean(problem));
+  return !problem;
 }
 
 export async function visit(url, isNew = true) {

@@ -5,14 +5,15 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
-from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, page
 from perdure.dashboard.values import to_text
 from perdure.dashboard.verbs import VERBS, Verb, read_arguments, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.operations import Preview
+from perdure.urls import decode_id
 
+_ANSWERS = ("approve", "reject", "answer")
 _PREVIEWED = ("rewind", "retry_step", "complete_step", "skip_step", "fail_step")
 
 
@@ -25,17 +26,20 @@ async def confirm(board: Board, visit: Visit) -> Content:
     # A form sends the key as it is in URLs.
     step = (decode_id(step) if entered else step) or step
     preview, refusal = await _preview(board, verb, name, step)
+    facts = await board.insights.run(name) if verb.place == "runs" else None
+    wait = ("--wait", values["wait"]) if values.get("wait") else ()
     return page(
         "action.html",
         {"name": name, "verb": verb.name, "preview": preview, "error": visit.error},
         verb=verb,
         name=name,
-        run=(await board.insights.run(name)).run if verb.place == "runs" else None,
+        run=None if facts is None else facts.run,
+        asked=facts.question(values.get("wait", "")) if facts and verb.name in _ANSWERS else None,
         values=values,
         step=step,
         preview=preview,
         error=visit.error or refusal,
-        command=shell_command(*verb.command.split(), name, *([step] if step else ())),
+        command=shell_command(*verb.command.split(), name, *([step] if step else ()), *wait),
     )
 
 

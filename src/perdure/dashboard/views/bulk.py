@@ -7,7 +7,6 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
-from perdure.dashboard.ids import decode_id
 from perdure.dashboard.rendering import Content, missing, page
 from perdure.dashboard.verbs import VERBS, parse_number, shell_command
 from perdure.dashboard.views.actions import check_why
@@ -15,6 +14,7 @@ from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.insights import BulkProgress, Tally
 from perdure.insights.words import count_words
+from perdure.urls import decode_id
 
 LIMIT = 1000
 """How many runs an operator may change at once; more needs the right `admin`."""

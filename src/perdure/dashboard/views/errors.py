@@ -1,6 +1,7 @@
 """What went wrong, what was done about it, and the store itself."""
 
 from datetime import timedelta
+from typing import Any
 
 from starlette.responses import Response
 
@@ -35,12 +36,12 @@ async def list_acts(board: Board, visit: Visit) -> Content:
 async def show_store(board: Board, visit: Visit) -> Content:
     """Show what the store can do, and what should be fixed."""
     store, findings = await board.insights.store(), await region(board.insights.check())
+    retention = await region(board.insights.retention())
     older_than = visit.query.get("older_than", "")
     prunable = await _prunable(board, visit, older_than)
-    data = {"store": store, "findings": findings.data}
-    return page(
-        "store.html", data, store=store, findings=findings, older_than=older_than, prunable=prunable
-    )
+    data = {"store": store, "findings": findings.data, "retention": retention.data}
+    shown: dict[str, Any] = {"store": store, "findings": findings, "retention": retention}
+    return page("store.html", data, **shown, older_than=older_than, prunable=prunable)
 
 
 async def _prunable(board: Board, visit: Visit, older_than: str) -> int | None:

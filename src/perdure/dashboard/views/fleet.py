@@ -64,3 +64,10 @@ async def list_queues(board: Board, visit: Visit) -> Content:
     """Show the queues, and the limits of steps."""
     queues, limits = await board.insights.queues(), await board.insights.limits()
     return page("queues.html", (queues, limits), topics=("counts",), queues=queues, limits=limits)
+
+
+async def list_approvals(board: Board, visit: Visit) -> Content:
+    """Show the approvals that runs wait for."""
+    to, after = visit.query.get("to") or None, visit.query.get("after") or None
+    answer = await board.insights.approvals(to, after=after)
+    return page("approvals.html", answer, topics=("counts",), page=answer, to=to or "")

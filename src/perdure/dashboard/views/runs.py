@@ -13,7 +13,15 @@ from perdure.dashboard.values import visible
 from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights import Insights, ParsedQuery, RunFacts, StepDetail, StepsPage, to_json
+from perdure.insights import (
+    Insights,
+    InvalidQuery,
+    ParsedQuery,
+    RunFacts,
+    StepDetail,
+    StepsPage,
+    to_json,
+)
 
 STEPS_PER_PAGE = 100
 _IDS_PER_READ = 500
@@ -37,7 +45,7 @@ async def list_runs(board: Board, visit: Visit) -> Content | Response:
     try:
         query = board.insights.parse(text)
         page = await board.insights.runs(query, after=after)
-    except InvalidArgument as error:
+    except (InvalidArgument, InvalidQuery) as error:
         return Content("runs.html", str(error), {**context, "error": str(error)}, 400)
     terms = [str(term) for term in query.terms]
     context["terms"] = [

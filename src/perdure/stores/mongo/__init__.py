@@ -7,7 +7,7 @@ from typing import Any
 from perdure.stores.mongo.driver import AsyncMongoClient
 
 # isort: split
-from perdure.clock import Clock, SystemClock
+from perdure.clock import Clock, Duration, SystemClock
 from perdure.store import MAX_VALUE_SIZE, Capabilities
 from perdure.stores._durability import Durability, survives
 from perdure.stores.mongo.connection import (
@@ -42,6 +42,7 @@ def mongo(
     client_options: Mapping[str, Any] | None = None,
     replica_set: bool | None = None,
     durability: Durability = "full",
+    connect_timeout: Duration = 30,
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> MongoStore:
@@ -51,8 +52,9 @@ def mongo(
     it is one is taken from the URL (`replicaSet=`, several hosts, `mongodb+srv://`) unless
     `replica_set` is passed. With `durability="full"` a reply means that a majority of the servers
     has the write in its journal; with `"normal"`, that the primary received it. A `client` that is
-    passed in is never closed; `client_options` are for the store's own. `clock` only measures
-    durations: leases expire by the server's clock.
+    passed in is never closed; `client_options` are for the store's own. `connect_timeout` is how
+    long to retry while the server is unavailable; `serverSelectionTimeoutMS` in the URL or the
+    options overrides it. `clock` only measures durations: leases expire by the server's clock.
 
         store = mongo("mongodb://localhost:27017/mydb", prefix="orders:")
     """
@@ -64,6 +66,7 @@ def mongo(
         target=target,
         client=client,
         client_options=client_options,
+        connect_timeout=connect_timeout,
         durability=durability,
         clock=clock,
         bind=lambda opened: collections_of(opened, name),

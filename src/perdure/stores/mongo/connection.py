@@ -15,7 +15,7 @@ from pymongo.errors import InvalidURI, OperationFailure, PyMongoError
 from pymongo.read_preferences import ReadPreference
 from pymongo.uri_parser import parse_uri
 
-from perdure.clock import Clock
+from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreError
 from perdure.stores._durability import Durability, check_durability
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
@@ -29,6 +29,7 @@ Collection: TypeAlias = AsyncCollection[Any]
 T = TypeVar("T")
 
 DEFAULT_DATABASE = "perdure"
+_SELECTION = "serverSelectionTimeoutMS"
 
 _MAJORITY = WriteConcern(w="majority", j=True)
 _RELAXED = WriteConcern(w=1, j=False)
@@ -63,6 +64,7 @@ class Connection(Generic[T]):
         client: Client | None,
         client_options: Mapping[str, Any] | None,
         durability: Durability = "full",
+        connect_timeout: Duration = 30,
         clock: Clock,
         bind: Callable[[Database], T],
         prepare: Callable[[T], Awaitable[None]],
@@ -74,6 +76,7 @@ class Connection(Generic[T]):
         self._url = url
         self._borrowed = client
         self._options = client_options or {}
+        self._seconds = parse_duration(connect_timeout, "connect_timeout").total_seconds()
         self._concern = _MAJORITY if durability == "full" else _RELAXED
         self._bind = bind
         self._prepare = prepare
@@ -119,8 +122,7 @@ class Connection(Generic[T]):
         if self._bound is None:
             self._client = self._borrowed
             if self._client is None:
-                options: dict[str, Any] = {"appname": "perdure", **self._options}
-                self._client = AsyncMongoClient(self._url, **options)
+                self._client = AsyncMongoClient(self._url, **self._client_options())
             self._bound = self._bind(
                 self._client.get_database(
                     self.target.database,
@@ -130,6 +132,13 @@ class Connection(Generic[T]):
                 )
             )
         return self._bound
+
+    def _client_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"appname": "perdure"}
+        if _SELECTION.casefold() not in self._url.casefold():
+            # With 0 the driver would not even connect once.
+            options[_SELECTION] = max(round(self._seconds * 1000), 50)
+        return {**options, **self._options}
 
     async def _hello(self) -> Mapping[str, Any]:
         assert self._client is not None

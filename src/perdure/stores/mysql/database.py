@@ -31,6 +31,7 @@ from perdure.stores.mysql.literals import NO_BACKSLASH_ESCAPES, Statement
 from perdure.stores.mysql.pool import MysqlPool
 
 T = TypeVar("T")
+J = TypeVar("J", bound="Transaction")
 
 # How often a transaction is run again after each kind of failure.
 _RETRIES: dict[Failure, int] = {"deadlock": 10, "lock timeout": 2, "unavailable": 2, "error": 0}
@@ -104,6 +105,10 @@ class Database:
         """Return a transaction that has not begun; the caller must call its `end`."""
         connection = await self.pool.acquire()
         return Transaction(self, connection, self._cursor_class, self._timeout)
+
+    def joined(self, connection: Any, kind: "type[J]") -> "J":
+        """Return a transaction of this kind that the caller has begun, and will end."""
+        return kind(self, connection, self._cursor_class, self._timeout)
 
     @contextmanager
     def translate_errors(self) -> Generator[None]:

@@ -1,6 +1,6 @@
 """New runs that wait for a claim: all of one call in one statement, unless some exist already."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -53,19 +53,31 @@ class Creator:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         """Return whether each run was created, in order."""
+        return await self._first_of_each(runs, self._create)
+
+    async def enqueue_in(self, transaction: Transaction, runs: Sequence[NewRun]) -> Sequence[bool]:
+        """Create runs in a transaction of the caller; return whether each was created."""
+        return await self._first_of_each(
+            runs, lambda runs: self._create_missing(transaction, runs, chunks(_rows(runs)))
+        )
+
+    async def _first_of_each(
+        self,
+        runs: Sequence[NewRun],
+        create: Callable[[Mapping[str, NewRun]], Awaitable[Collection[str]]],
+    ) -> Sequence[bool]:
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
             first.setdefault(self._key(run.id), index)
-        created = await self._create({key: runs[first[key]] for key in sorted(first)})
+        created = await create({key: runs[first[key]] for key in sorted(first)})
         indexes = {first[key] for key in created}
         return [index in indexes for index in range(len(runs))]
 
     async def _create(self, runs: Mapping[str, NewRun]) -> Collection[str]:
-        rows = [(key, *_header(run), *_state(run)) for key, run in runs.items()]
-        parts = chunks(rows)
+        parts = chunks(_rows(runs))
         if len(parts) == 1:
             tags = add_tags(self._statements, _tags(runs))
-            create = self._bind(ENQUEUE, _COLUMNS, Rows(ENQUEUE_ROW, rows))
+            create = self._bind(ENQUEUE, _COLUMNS, Rows(ENQUEUE_ROW, parts[0]))
             with suppress(ConstraintViolation):
                 await self._insert([create, *tags])
                 return runs.keys()
@@ -96,6 +108,10 @@ class Creator:
                 self._bind(QUEUE_INSERTED, [*created]), *add_tags(self._statements, _tags(created))
             )
         return created
+
+
+def _rows(runs: Mapping[str, NewRun]) -> Sequence[Sequence[Value]]:
+    return [(key, *_header(run), *_state(run)) for key, run in runs.items()]
 
 
 def _header(new: NewRun) -> tuple[Value, ...]:

@@ -25,16 +25,18 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
 from perdure.stores._shell import TransactionShell
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.append import Writer
-from perdure.stores.mysql.database import Database, Transaction
+from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.due import lane_of
 from perdure.stores.mysql.enqueue import Creator
 from perdure.stores.mysql.inbox import Inboxes
+from perdure.stores.mysql.joining import DATABASE, JoinedTransaction, join
 from perdure.stores.mysql.keyvalue import KeyValueTable
 from perdure.stores.mysql.leases import Leases
 from perdure.stores.mysql.literals import Statement, Value
@@ -61,6 +63,7 @@ SERVER_SETTINGS = Statement(
 class MysqlBackend:
     """One table of runs in a MySQL or MariaDB database; see `perdure.stores._shell.Backend`."""
 
+    _schema: str | None = None
     _statements: Statements
     _writer: Writer
     _leases: Leases
@@ -97,6 +100,8 @@ class MysqlBackend:
             )
         await Schema(self._tables, dialect).set_up(self._database)
         self._prepare(Statements(self._tables, dialect))
+        if "." not in self._tables.table:
+            self._schema = (await self._database.run_alone(DATABASE)).rows[0][0]
 
     def _prepare(self, statements: Statements) -> None:
         database, prefix = self._database, self._prefix
@@ -146,8 +151,23 @@ class MysqlBackend:
     async def load(self, id: str) -> Snapshot | None:
         """Return the merged snapshot."""
         key = self._key(id)
-        rows = sorted((await self._database.run_alone(self._bind(sql.LOAD, key, key))).rows)
-        return read_run(id, rows[0][2], [row[2] for row in rows[1:]]) if rows else None
+        return _read(id, await self._database.run_alone(self._bind(sql.LOAD, key, key)))
+
+    async def load_in(self, connection: Any, id: str) -> Snapshot | None:
+        """Return the merged snapshot as the caller's transaction sees it."""
+        key = self._key(id)
+        transaction = self._database.joined(connection, JoinedTransaction)
+        with self._database.translate_errors():
+            [result] = await transaction.run(self._bind(sql.LOAD, key, key))
+        return _read(id, result)
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+    ) -> Sequence[bool]:
+        """Create the runs in the caller's transaction."""
+        with self._database.translate_errors():
+            transaction = await join(connection, self._database, self._schema)
+            return await self._creator.enqueue_in(transaction, runs)
 
     async def delete(self, id: str) -> bool:
         """Delete the run, its journal and its inbox."""
@@ -282,7 +302,12 @@ class MysqlBackend:
         return key
 
 
-class MysqlStore(TransactionShell[MysqlBackend]):
+def _read(id: str, result: Result) -> Snapshot | None:
+    rows = sorted(result.rows)
+    return read_run(id, rows[0][2], [row[2] for row in rows[1:]]) if rows else None
+
+
+class MysqlStore(TransactionShell[MysqlBackend], JoiningShell[MysqlBackend]):
     """Stores runs in MySQL or MariaDB; see `mysql`."""
 
     @property

@@ -59,6 +59,7 @@ def _capabilities(notify: bool, max_value_size: int) -> Capabilities:
         queues=True,
         inbox=True,
         transaction=True,
+        transactional_enqueue=True,
         notify=notify,
         maintenance=True,
         search=True,

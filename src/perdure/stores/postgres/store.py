@@ -3,7 +3,8 @@
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError
@@ -26,6 +27,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Found, Position
@@ -34,6 +36,7 @@ from perdure.stores.postgres.append import Writer
 from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.inbox import Inboxes
+from perdure.stores.postgres.joining import WHERE, Place, join
 from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
 from perdure.stores.postgres.maintenance import Maintenance
@@ -54,6 +57,8 @@ from perdure.stores.postgres.statements import (
 from perdure.validation import check_prefix
 
 logger = logging.getLogger(__name__)
+
+Fetch: TypeAlias = Callable[..., Awaitable[Sequence[Any]]]
 
 # An index entry has at most 2,704 bytes. One index contains the stored id and the workflow, and one
 # the queue and the workflow.
@@ -78,6 +83,7 @@ SERVER_SETTINGS = """
 class PostgresBackend:
     """One table of runs in a PostgreSQL database; see `perdure.stores._shell.Backend`."""
 
+    _place: Place
     _statements: Statements
     _writer: Writer
     _leases: Leases
@@ -111,6 +117,8 @@ class PostgresBackend:
                 synchronous_commit,
             )
         self._prepare(Statements(self._tables, snapshot_type, id_collation))
+        [place] = await self._database.fetch(WHERE, self._tables.names["runs"])
+        self._place = Place(*place)
 
     def _prepare(self, statements: Statements) -> None:
         fetch, prefix = self._database.fetch, self._prefix
@@ -196,13 +204,30 @@ class PostgresBackend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         """Create the runs in one statement."""
+        return await self._create(partial(self._database.fetch, repeatable=False), runs)
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+    ) -> Sequence[bool]:
+        """Create the runs in one statement of the caller's transaction."""
+        table = self._tables.names["runs"]
+        transaction = await join(connection, self._database, table, self._place)
+        return await self._create(transaction.fetch, runs)
+
+    async def load_in(self, connection: Any, id: str) -> Snapshot | None:
+        """Return the merged snapshot as the caller's transaction sees it."""
+        transaction = self._database.joined(connection)
+        rows = await transaction.fetch(self._statements.sql(LOAD), self._key(id))
+        return read_run(id, *rows[0]) if rows else None
+
+    async def _create(self, fetch: Fetch, runs: Sequence[NewRun]) -> Sequence[bool]:
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
             first.setdefault(self._key(run.id, run.workflow, run.queue), index)
         columns = zip(
             *((key, *_columns_of(runs[first[key]])) for key in sorted(first)), strict=True
         )
-        rows = await self._fetch(ENQUEUE, *columns, repeatable=False)
+        rows = await fetch(self._statements.sql(ENQUEUE), *columns)
         created = {first[key] for (key,) in rows}
         return [index in created for index in range(len(runs))]
 
@@ -292,7 +317,7 @@ class PostgresBackend:
         return key
 
 
-class PostgresStore(TransactionShell[PostgresBackend]):
+class PostgresStore(TransactionShell[PostgresBackend], JoiningShell[PostgresBackend]):
     """Stores runs in PostgreSQL; see `postgres`."""
 
 

@@ -47,13 +47,24 @@ def sqlite(
         durability=durability,
         busy_timeout=parse_duration(busy_timeout, "busy_timeout"),
     )
-    capabilities = Capabilities(
+    capabilities = _capabilities(in_memory, durability, max_value_size)
+    backend = FileBackend(database, Statements(table), prefix, clock)
+    kind = SqliteStore if in_memory else SqliteFileStore
+    store = kind(backend, f"SQLite ({name})", capabilities, any_loop=True)
+    # The threads of a store that was never closed end with it.
+    weakref.finalize(store, backend.stop)
+    return store
+
+
+def _capabilities(in_memory: bool, durability: Durability, max_value_size: int) -> Capabilities:
+    return Capabilities(
         journal=True,
         lease="atomic",
         schedule=True,
         queues=True,
         inbox=True,
         transaction=True,
+        transactional_enqueue=not in_memory,
         notify=not in_memory,
         maintenance=True,
         search=True,
@@ -61,9 +72,3 @@ def sqlite(
         survives="nothing" if in_memory else survives(durability),
         max_value_size=max_value_size,
     )
-    backend = FileBackend(database, Statements(table), prefix, clock)
-    kind = SqliteStore if in_memory else SqliteFileStore
-    store = kind(backend, f"SQLite ({name})", capabilities, any_loop=True)
-    # The threads of a store that was never closed end with it.
-    weakref.finalize(store, backend.stop)
-    return store

@@ -80,7 +80,7 @@ class SqliteSchemaBackend(ABC):
 
     async def load(self, id: str) -> Snapshot | None:
         run = await self._read(partial(self._runs.load, id))
-        return None if run is None else _read_run(id, *run)
+        return None if run is None else read_run(id, *run)
 
     async def delete(self, id: str) -> bool:
         return await self._write(partial(self._runs.delete, id))
@@ -170,7 +170,8 @@ class SqliteSchemaBackend(ABC):
         return [_grant(one) for one in await self._write(verb)]
 
 
-def _read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
+def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
+    """Return a run's snapshot, merged with the entries after it."""
     with reading(id):
         deltas: Any = codec.loads(b"[%s]" % b",".join(parts[1:]))
         return merged(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
@@ -180,7 +181,7 @@ def _grant(leased: Leased) -> Granted:
     lease, now = leased.lease, leased.now
     return read_grant(
         lease,
-        partial(_read_run, lease.id, leased.parts, now),
+        partial(read_run, lease.id, leased.parts, now),
         now,
         leased.inbox,
         leased.takeovers,

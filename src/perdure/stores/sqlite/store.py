@@ -1,14 +1,20 @@
 """The store on a SQLite file, or in SQLite's memory."""
 
-from collections.abc import AsyncGenerator, Callable
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from perdure.clock import Clock
+from perdure.snapshot import Snapshot
+from perdure.store import NewRun
+from perdure.stores._joining import JoiningShell
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores._watching import Notifications
-from perdure.stores.sqlite.backend import SqliteSchemaBackend
+from perdure.stores.sqlite.backend import SqliteSchemaBackend, read_run
+from perdure.stores.sqlite.connection import translate_error
+from perdure.stores.sqlite.joining import Execute, drive_in, join
 from perdure.stores.sqlite.notify import NEWEST_DUE, watching
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.session import FileSession
@@ -30,6 +36,7 @@ class FileBackend(SqliteSchemaBackend):
 
         super().__init__(statements, prefix, now)
         self._database = database
+        self._table = statements.table
         newest_due = statements.sql(NEWEST_DUE)
         self._notifications = Notifications(
             lambda: watching(database.path, database.connect, newest_due, prefix, now)
@@ -40,6 +47,24 @@ class FileBackend(SqliteSchemaBackend):
 
     def forget_loop(self) -> None:
         """Do nothing: the threads belong to no event loop."""
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+    ) -> Sequence[bool]:
+        execute = await self._join(connection, begun=begun)
+        await self._database.ready()
+        return await drive_in(execute, self._leases.enqueue(runs), self._database.path)
+
+    async def load_in(self, connection: Any, id: str) -> Snapshot | None:
+        execute = await self._join(connection, begun=True)
+        run = await drive_in(execute, self._runs.load(id), self._database.path)
+        return None if run is None else read_run(id, *run)
+
+    async def _join(self, connection: Any, *, begun: bool) -> Execute:
+        try:
+            return await join(connection, self._database, self._table, begun=begun)
+        except sqlite3.Error as error:
+            raise translate_error(error, self._database.path) from error
 
     async def notifications(self) -> AsyncGenerator[None]:
         check_not_inside(self._database)
@@ -76,5 +101,5 @@ class SqliteStore(TransactionShell[FileBackend]):
     """Stores runs in SQLite; see `sqlite`."""
 
 
-class SqliteFileStore(NotifyShell[FileBackend], SqliteStore):
+class SqliteFileStore(NotifyShell[FileBackend], JoiningShell[FileBackend], SqliteStore):
     """Stores runs in a SQLite file, and notices what other processes write to it; see `sqlite`."""

@@ -268,6 +268,11 @@ class Database:
         self._reads.put(job)
         return await job.future
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the file was opened and migrated."""
+        return self._migrated
+
     async def ready(self) -> None:
         """Open and migrate the file, unless that is done."""
         if not self._migrated:

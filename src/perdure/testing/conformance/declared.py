@@ -14,6 +14,7 @@ METHODS = {
     "schedule": ("enqueue", "due", "claim"),
     "inbox": ("send", "inbox"),
     "transaction": ("transact",),
+    "transactional_enqueue": ("enqueue_in",),
     "notify": ("notifications",),
     "maintenance": ("prune", "stats"),
 }
@@ -22,6 +23,7 @@ REQUIRES = {
     "schedule": "lease",
     "inbox": "lease",
     "transaction": "journal",
+    "transactional_enqueue": "schedule",
     "notify": "schedule",
 }
 

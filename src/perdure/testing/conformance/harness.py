@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar, cast
 
@@ -29,6 +30,7 @@ from perdure.store import (
     ScheduleStore,
     SearchStore,
     Store,
+    TransactionalEnqueueStore,
     TransactionStore,
     Verdict,
     capabilities,
@@ -74,6 +76,10 @@ class TransactingStore(TransactionStore, LeaseStore, Protocol):
     """A store with journal, lease and transaction."""
 
 
+class JoiningStore(ScheduledStore, TransactionalEnqueueStore, Protocol):
+    """A store with journal, lease, schedule and transactional enqueue."""
+
+
 class MaintainedStore(JournaledStore, MaintenanceStore, Protocol):
     """A store with journal, lease and maintenance."""
 
@@ -111,6 +117,13 @@ class Harness:
 
     async def user_notes(self, store: Store) -> Sequence[str]:
         """Return the notes that were committed."""
+        raise NotImplementedError
+
+    def user_transaction(self, store: Store) -> AbstractAsyncContextManager[Any]:
+        """Open a connection of the user to the store's database, with an open transaction.
+
+        The transaction is committed at the end of the block, and rolled back by an exception.
+        """
         raise NotImplementedError
 
     async def pass_time(self, span: timedelta) -> None:
@@ -198,6 +211,12 @@ def need_transaction(store: Store) -> TransactingStore:
     """Return the store as one with transactions, or skip."""
     need(store, "transaction", "journal", "lease")
     return cast(TransactingStore, store)
+
+
+def need_transactional_enqueue(store: Store) -> JoiningStore:
+    """Return the store as one that creates runs in transactions of the user, or skip."""
+    need(store, "transactional_enqueue", "schedule", "journal", "lease")
+    return cast(JoiningStore, store)
 
 
 def need_atomic_lease(store: Store) -> Capabilities:

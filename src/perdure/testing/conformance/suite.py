@@ -20,6 +20,7 @@ from perdure.testing.conformance.races import RaceChecks
 from perdure.testing.conformance.schedule import ScheduleChecks
 from perdure.testing.conformance.search import SearchesChecks
 from perdure.testing.conformance.transaction import TransactionChecks
+from perdure.testing.conformance.transactional_enqueue import TransactionalEnqueueChecks
 
 
 @pytest.mark.asyncio
@@ -37,6 +38,7 @@ class StoreConformance(
     SearchesChecks,
     MaintenanceChecks,
     TransactionChecks,
+    TransactionalEnqueueChecks,
     PrefixChecks,
     HostileChecks,
     PayloadChecks,

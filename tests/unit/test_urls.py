@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.dashboard.ids import decode_id, encode_id
+from perdure.urls import decode_id, encode_id
 
 ids = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1)
 

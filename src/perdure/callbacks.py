@@ -1,0 +1,182 @@
+"""Answers over HTTP: a small ASGI app that any web app can mount.
+
+runtime = Runtime(store, workflows=[order], callback_url="https://shop.example/callbacks/")
+app.mount("/callbacks", CallbackApp(Client(store)))
+
+`POST /<token>` answers the wait that the token belongs to, `GET /<token>` shows what is asked. The
+token is all that an answer needs, so hand it over as you would a password.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from perdure.clock import isoformat
+from perdure.errors import (
+    AlreadyAnswered,
+    InvalidArgument,
+    InvalidToken,
+    RunNotFound,
+    StoreUnavailable,
+    TooLate,
+)
+from perdure.runtime.answers import OpenApproval
+from perdure.runtime.client import Client
+from perdure.validation import check_int
+
+__all__ = ["CallbackApp"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY = 1024 * 1024
+
+
+class _Reply(NamedTuple):
+    """A status and the JSON that explains it."""
+
+    status: int
+    body: Mapping[str, Any]
+    allow: str = ""
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an answer to an approval."""
+
+    approved: bool
+    choice: str | None = None
+    value: Any = None
+    by: str = ""
+    note: str = ""
+
+
+class CallbackApp:
+    """An ASGI app that takes the answers to approvals and callbacks.
+
+    The body of `POST /<token>` is JSON of at most `max_body` bytes: for a callback anything, for an
+    approval an object `{"approved": true, "choice": …, "value": …, "by": …, "note": …}`, of which
+    only `approved` is needed. The status is 200 if the answer counts, 400 for a malformed one, 404
+    for an unknown token, 409 if it was answered before, 410 if it comes too late, 413 if it is too
+    large and 503 while the store is unavailable; the body then says why.
+    """
+
+    def __init__(self, client: Client, *, max_body: int = MAX_BODY) -> None:
+        if not isinstance(client, Client):
+            raise InvalidArgument("client", client, "a perdure.Client or Runtime")
+        self._client = client
+        self._max_body = check_int(max_body, "max_body")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; other kinds of connections are not accepted."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await _respond(send, await self._reply(scope, receive), scope["method"])
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _reply(self, scope: Scope, receive: Receive) -> _Reply:
+        method, token = scope["method"], _token_in(scope)
+        if method not in ("GET", "HEAD", "POST"):
+            return _Reply(405, {"error": "use GET or POST"}, "GET, HEAD, POST")
+        try:
+            if method != "POST":
+                return _Reply(200, _described(await self._client.find_approval(token)))
+            body = await _read(receive, self._max_body)
+            if body is None:
+                return _Reply(413, {"error": f"an answer has at most {self._max_body:,} bytes"})
+            return await self._answer(token, body)
+        except (InvalidToken, RunNotFound):
+            # The same for both: a stranger learns nothing about which runs exist.
+            return _Reply(404, {"error": "there is no such question"})
+        except AlreadyAnswered as error:
+            return _Reply(409, {"error": "it was answered before", **_facts(error)})
+        except TooLate as error:
+            return _Reply(410, {"error": error.reason})
+        except (InvalidArgument, ValueError, RecursionError, msgspec.ValidationError) as error:
+            return _Reply(400, {"error": str(error)})
+        except StoreUnavailable:
+            return _Reply(503, {"error": "the answer cannot be stored now; try again"})
+
+    async def _answer(self, token: str, data: bytes) -> _Reply:
+        payload = json.loads(data, parse_constant=_refuse) if data.strip() else None
+        asked = await self._client.find_approval(token)
+        if not asked.question:
+            await self._client.answer(token, payload)
+            return _Reply(200, {"answered": True})
+        body = msgspec.convert(payload, Body)
+        if not body.approved:
+            await self._client.reject(token, by=body.by, note=body.note)
+        else:
+            choice, value = body.choice, body.value
+            await self._client.approve(
+                token, by=body.by, note=body.note, choice=choice, value=value
+            )
+        return _Reply(200, {"answered": True})
+
+
+def _token_in(scope: Scope) -> str:
+    """Return the last segment of the path below the place where the app is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    # Servers differ in whether the path includes where the app is mounted.
+    return path.removeprefix(root).strip("/") if root else path.strip("/").rpartition("/")[2]
+
+
+def _described(asked: OpenApproval) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": "approval" if asked.question else "callback"}
+    if asked.question:
+        facts |= {"question": asked.question, "to": asked.to, "options": list(asked.options)}
+        facts["data"] = asked.data
+    if asked.expires_at is not None:
+        facts["expires_at"] = isoformat(asked.expires_at)
+    return facts
+
+
+def _facts(error: AlreadyAnswered) -> dict[str, Any]:
+    at = {} if error.at is None else {"at": isoformat(error.at)}
+    return {"by": error.by, **at}
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """Return the body of a request, or `None` if it is too large."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ValueError("the request was not complete")
+        body += message.get("body", b"")
+        if len(body) > limit:
+            return None
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _respond(send: Send, reply: _Reply, method: str) -> None:
+    body = json.dumps(reply.body, ensure_ascii=False).encode()
+    headers = [
+        (b"content-type", b"application/json; charset=utf-8"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    if reply.allow:
+        headers.append((b"allow", reply.allow.encode()))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer a server that runs the app by itself."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

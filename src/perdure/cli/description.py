@@ -1,0 +1,61 @@
+"""One thing in full, as indented lines: what `perdure workflows show` and its like print."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from perdure.cli.formatting import printable
+from perdure.cli.output import Output, duration
+from perdure.insights.model import Percentiles, Tally
+from perdure.insights.words import tally_words
+
+
+def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:
+    """Yield the fields of a struct or a mapping that are not empty; what is in them is indented."""
+    fields = value if isinstance(value, Mapping) else msgspec.structs.asdict(value)
+    shown = {str(name): each for name, each in fields.items() if not _is_empty(each)}
+    width = max(map(len, shown), default=0) + 2
+    for name, each in shown.items():
+        title = indent + printable(name.replace("_", " "))
+        text = in_line(output, each)
+        if text is not None:
+            yield f"{title:<{width + len(indent)}}{printable(text)}"
+            continue
+        for item in each if isinstance(each, Sequence) else [each]:
+            yield title
+            yield from describe(output, item, indent + "  ")
+
+
+def in_line(output: Output, value: Any) -> str | None:
+    """Return a value as it follows its name, or `None` if it needs lines of its own."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case Tally():
+            return tally_words(value)
+        case Percentiles():
+            parts = (("p50", value.p50), ("p95", value.p95), ("p99", value.p99))
+            words = [f"{name} {duration(part)}" for name, part in parts if part is not None]
+            return "  ".join([*words, f"of {value.count:,}"])
+        case datetime():
+            return output.time(value)
+        case timedelta():
+            return duration(value)
+        case str() | int() | float():
+            return str(value)
+        case msgspec.Struct():
+            return None
+        case Mapping():
+            is_json = any(isinstance(each, Mapping | list) for each in value.values())
+            return json.dumps(value, ensure_ascii=False) if is_json else None
+        case _:
+            texts = [in_line(output, each) for each in value]
+            known = [text for text in texts if text is not None]
+            return ", ".join(known) if len(known) == len(texts) else None
+
+
+def _is_empty(value: object) -> bool:
+    return value in (None, "", False, (), [], {})

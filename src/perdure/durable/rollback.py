@@ -1,0 +1,184 @@
+"""Undoing the steps of a run that did not succeed.
+
+1. A run that is about to end as failed or cancelled, and has steps that can be undone, is stored
+   with the mark `execution.rollback` instead: why it ends, and how. It is due at once.
+2. Its next owner replays the function to learn how each step is undone. Calls without a record do
+   not begin. The function is unwound as soon as all undos are known, or when it gets no further.
+3. Then the undos run, each a recorded step, the step that was recorded last first. They may be
+   retried, suspended and continued like any step.
+4. The run is stored as the mark says, or as failed with `RollbackFailed`.
+
+| crash after | in the store | continued by |
+|---|---|---|
+| the failure, the deadline, the request to cancel | no mark | what happened then happens again |
+| the mark | a run that is due | its next owner replays and undoes |
+| an undo, before its record | the mark | the undo again, with the same idempotency key |
+| the record of an undo | the mark and the record | the next undo |
+| the last undo | all records | its next owner only stores the end |
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.clock import isoformat
+from perdure.durable.host import RunHost
+from perdure.durable.lifecycle import Program, run_to_rest
+from perdure.durable.outcome import failed_block
+from perdure.engine.call import StepCall
+from perdure.engine.history import History
+from perdure.engine.sagas import describe, describe_all, undo_all
+from perdure.engine.step import Step
+from perdure.errors import Cancelled, LeaseLost, RollbackFailed, StepFailed, StoreError
+from perdure.events import Bus
+from perdure.result import Result
+from perdure.snapshot import ExecutionBlock, Rollback, rewinds_of, set_generation
+from perdure.snapshot.patches import forget_patches
+from perdure.snapshot.record import encode_failure, result_of
+from perdure.snapshot.rollback import (
+    UNDO,
+    first_of,
+    last_valid_start,
+    undone_by_saga,
+    undone_outside_sagas,
+)
+from perdure.store import Rest
+
+Failures = dict[str, Exception]
+
+LONGEST_AWAIT = timedelta(seconds=1)
+"""How long a replay waits for code that awaits neither a step nor another branch."""
+
+
+def end_or_undo(host: RunHost, block: ExecutionBlock, rest: Rest) -> tuple[ExecutionBlock, Rest]:
+    """Return how a run is stored that ends so, or that is to be undone first."""
+    history = host.history
+    if rest.status == "completed" or history.rollback is not None:
+        return block, rest
+    if not (owed := history.owed()):
+        return block, rest
+    history.rollback = _mark(block, rest, len(owed), isoformat(host.clock.now()))
+    history.forget_waits()
+    return host.block(state="queued"), Rest("queued", host.clock.now())
+
+
+def _mark(block: ExecutionBlock, rest: Rest, steps: int, at: str) -> Rollback:
+    return {
+        "at": at,
+        "status": "cancelled" if rest.status == "cancelled" else "failed",
+        "error": codec.loads(codec.dumps(block.get("error"))),
+        "failed": list(block.get("failed", ())),
+        "sagas": list(block.get("sagas", ())),
+        "steps": steps,
+    }
+
+
+async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | None:
+    """Undo the steps of a run; return what kept some of them from being undone.
+
+    Return `None` if the run was suspended or broken off, as `run_to_rest` does.
+    """
+    known: dict[str, StepCall] = {}
+    if any(UNDO + key not in host.history for key in host.history.owed()):
+        await run_to_rest(host, _replay(host, program))
+        if isinstance(host.execution.broken, StoreError | LeaseLost | Cancelled):
+            return None
+        known = host.execution.undos
+    return await run_to_rest(host, _undo(host, program, known))
+
+
+def _undo(host: RunHost, program: Program, known: Mapping[str, StepCall]) -> Program:
+    """Return a program that undoes the steps of a run."""
+
+    async def undo(step: Step) -> Failures:
+        run = host.execution
+        run.undos.update(known)
+        return await undo_all(run, host.history.owed())
+
+    return replace(program, body=undo, deadline=None, is_function=False)
+
+
+def _replay(host: RunHost, program: Program) -> Program:
+    """Return a program that calls the function only to learn how its steps are undone."""
+
+    async def replay(step: Step) -> None:
+        run = host.execution
+        run.replay_only()
+        try:
+            await program.body(step)
+        except Exception as error:  # noqa: BLE001  # the failure that ended the run, or another one
+            run.ended_by = error
+        # Other branches may not have come to their last record yet.
+        await run.hold(StepCall("~end", run.branches.root, None, replay, ()))
+
+    alone = replace(program, body=replay, bus=Bus(), deadline=None, is_function=False)
+    return replace(alone, suspend_after=LONGEST_AWAIT, always_replay=False)
+
+
+def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
+    """Return the first of the steps that were undone and must run again; `None` if there is none.
+
+    `block` is how the run ended. A scope that was undone, and whose failure the function handled,
+    is not repeated.
+    """
+    steps = history.steps()
+    sagas = [steps[key] for key in block.get("sagas", ()) if key in steps]
+    undone = [key for record in sagas for key in undone_by_saga(record)]
+    if history.rollback is not None:
+        undone += undone_outside_sagas(steps)
+    undone = [key for key in undone if key in steps]
+    return last_valid_start(steps, first_of(steps, undone)) if undone else None
+
+
+def drop_from(history: History, start: str) -> tuple[list[str], bool]:
+    """Drop the record of a step and all later ones, but no event that no wait has received.
+
+    Return their keys, and whether the run is in its next generation: one of them had succeeded.
+    """
+    keys = list(history)
+    later = keys[keys.index(start) :]
+    dropped = [key for key in later if not history.get(key).get("unclaimed")]
+    is_next = any(history.get(key)["ok"] for key in dropped)
+    if is_next:
+        # What succeeded runs again: its idempotency key must not answer with the old effect.
+        history.metadata["rewinds"] = rewinds_of(history.metadata) + 1
+        set_generation(history.metadata, history.generation + 1)
+    forget_patches(history.metadata, keys, len(keys) - len(later))
+    history.drop(dropped)
+    history.forget_waits()
+    history.rollback = None
+    return dropped, is_next
+
+
+def repeat_undos(history: History) -> list[str]:
+    """Forget which undos failed, so that they are tried again; return the keys of their steps."""
+    owed = history.owed()
+    history.drop(UNDO + key for key in owed)
+    return owed
+
+
+def rolled_back(host: RunHost, failures: Failures) -> tuple[ExecutionBlock, Rest]:
+    """Return how a run is stored whose steps were undone, except for those that could not be."""
+    rollback = host.history.rollback
+    assert rollback is not None, "the run is being undone"
+    if failures:
+        error = _error(host, rollback, failures)
+        record = encode_failure(error, host.id, host.execution.errors).record
+        return failed_block(host, record, rollback["failed"]), Rest("failed")
+    block = failed_block(host, rollback["error"], rollback["failed"], sagas=rollback["sagas"])
+    if rollback["status"] == "cancelled":
+        block["state"] = "cancelled"
+    return block, Rest(rollback["status"])
+
+
+def _error(host: RunHost, rollback: Rollback, failures: Failures) -> RollbackFailed:
+    scope = host.execution.errors
+    _, cause = result_of(rollback["error"], "run", lambda: None, scope)
+    assert cause is not None, "a run that is undone has not succeeded"
+    text = repr(cause.error) if isinstance(cause, StepFailed) else describe(cause)
+    error = RollbackFailed(f"run {host.id!r}", text, describe_all(failures))
+    error.__cause__ = cause
+    return error

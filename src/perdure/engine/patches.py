@@ -1,0 +1,18 @@
+"""Whether a run continues with changed code: the answer of `step.patched`."""
+
+from perdure.engine.branches import Branch, join_path
+from perdure.engine.history import History
+from perdure.snapshot.patches import Answer, answer_of, encode_answer, patch_name
+
+
+def is_patched(history: History, branch: Branch, id: str) -> bool:
+    """Return the answer that this branch was given, or decide and keep it for the next write.
+
+    A branch that has recorded work ahead has been past this place with the old code.
+    """
+    name = patch_name(join_path(branch.path, id))
+    answer = answer_of(history.metadata.get(name))
+    if answer is None:
+        answer = Answer(not history.is_ahead_of(branch), history.last_record)
+        history.set_metadata(name, encode_answer(answer))
+    return answer.patched

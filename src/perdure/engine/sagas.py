@@ -1,0 +1,263 @@
+"""Sagas: scopes whose steps are undone if their block fails, and undos, which are steps too.
+
+That a scope is undone is recorded before its first undo begins. From then on the scope is closed,
+also for a replay after a crash: steps in it answer from their records, so that their undos are
+known, and a call without a record does not begin, but raises what ended the block.
+
+If the block was cancelled, because its branch lost a race or a sibling failed, such a call waits
+instead, until the block is cancelled again as it was then.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import wraps
+from itertools import chain, repeat
+from typing import Any
+
+from perdure import codec
+from perdure.engine.attempts import NO_STORE
+from perdure.engine.branches import Branch
+from perdure.engine.call import SCOPE, StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.invoke import invoke
+from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
+from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
+from perdure.result import Err
+from perdure.retry import Retry
+from perdure.snapshot.record import encode_failure, result_of
+from perdure.snapshot.rollback import SAGA, UNDO
+
+UNDO_RETRY = Retry(5)
+"""How undos are retried whose scope does not say it."""
+
+_TURNS, _PAUSE, _PAUSES = 100, 0.1, 100
+"""How a scope waits for branches to show the undos of steps that they have recorded."""
+
+
+class LostBranch:
+    """The scope of a branch that lost a race, and is replayed only for the undos of its steps."""
+
+    is_closed = True
+
+    def __init__(self, run: Execution) -> None:
+        self.outer = SCOPE.get()
+        self.names: tuple[str, ...] = () if self.outer is None else self.outer.names
+        self.retry: Retry | None = None if self.outer is None else self.outer.retry
+        self._run = run
+        run.gated = True
+
+    async def stop(self, call: StepCall) -> None:
+        """Wait until the run leaves memory."""
+        await _wait_forever(self._run, call)
+
+
+class Saga:
+    """A block whose steps are undone if it raises; the exception then propagates.
+
+    The record of an ended scope has the keys that are undone, and what ended the block.
+    """
+
+    def __init__(self, run: Execution, id: str, retry: Retry | None) -> None:
+        if run.host is None:
+            raise MissingAbility(NO_STORE, "journal", f"step.saga({id!r})")
+        branch = run.branches.current(run.run_id, id)
+        self._run = run
+        self._id = id
+        self._call = StepCall(f"{SAGA}{id}", branch, None, self._roll_back, ())
+        self._call.kind = "saga"
+        self._name = self._call.wait_id()
+        self._own_retry = retry
+        self.outer: Any = None
+        self.names: tuple[str, ...] = ()
+        self._is_entered = self._is_closing = False
+        self._record: dict[str, Any] | None = None
+        self._before: frozenset[Task] = frozenset()
+
+    async def __aenter__(self) -> None:
+        if self._is_entered:
+            raise PerdureError(f"the scope of saga {self._id!r} was entered before: make a new one")
+        run, self._is_entered = self._run, True
+        run.check_live(f"step.saga({self._id!r})")
+        self.outer = SCOPE.get()
+        outer = () if self.outer is None else self.outer.names
+        self.names = (*outer, self._name)
+        if (found := run.recorded(self._call)) is not None:
+            self._record = run.replay(self._call, *found)
+            run.gated = True
+        self._before = frozenset(run.branches.tasks)
+        SCOPE.set(self)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        SCOPE.set(self.outer)
+        run = self._run
+        if (error is None and self._record is None) or not run.live:
+            # A scope that ended well is undone only if one around it, or the run, fails. A run that
+            # is broken off is not undone here either: it leaves memory, or is undone as a whole.
+            return
+        if error is None:
+            # Nothing but a function that is not deterministic gets here.
+            await self._stop_here(self._call)
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            return
+        if self._record is None and not run.history.owed(self._name):
+            return
+        self._is_closing = run.gated = True
+        # In a task of its own: the block may be cancelled, once more and again, and undos are not
+        # to be broken off by that. Its branch has no parent, so that no race cancels it.
+        branch = Branch(run.branches, f"{self._name}>", None)
+        try:
+            failures = await finish(branch.spawn(self._roll_back(error)))
+        except Interrupted as interrupted:
+            self._note(error, interrupted.answer)
+            raise asyncio.CancelledError from None
+        ended_by = self._note(error, failures)
+        if ended_by is not error:
+            raise ended_by
+
+    @property
+    def retry(self) -> Retry | None:
+        """How undos of this scope are retried, if it or one around it says so."""
+        return self._own_retry or (
+            None if self.outer is None else getattr(self.outer, "retry", None)
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no call without a record may begin in this scope."""
+        is_closed = self._record is not None or self._is_closing
+        return is_closed or (self.outer is not None and self.outer.is_closed)
+
+    async def stop(self, call: StepCall) -> None:
+        """Let no call that has no record begin if the scope is closed."""
+        if self._is_closing:
+            await _wait_forever(self._run, call)
+        if self._record is not None:
+            await self._stop_here(call)
+        if self.outer is not None:
+            await self.outer.stop(call)
+
+    async def _stop_here(self, call: StepCall) -> None:
+        assert self._record is not None, "the scope is closed"
+        await self._wait_for_undos()
+        cause: Any = self._record.get("cause")
+        if cause is None:
+            await _wait_forever(self._run, call)
+        else:
+            _, error = result_of(cause, self._id, lambda: None, self._run.errors)
+            assert error is not None, "what ended a block is an exception"
+            raise error
+
+    async def _wait_for_undos(self) -> None:
+        """Wait until other branches have been replayed as far as their records go."""
+        run = self._run
+        pauses = chain(repeat(0, _TURNS), repeat(_PAUSE, _PAUSES))
+        # If the function has changed, some stay unknown, and are reported as not undone.
+        while not run.unknown_undos.isdisjoint(run.history.owed(self._name)):
+            if (pause := next(pauses, None)) is None:
+                return
+            await run.clock.sleep(pause)
+
+    async def _roll_back(self, error: BaseException) -> dict[str, Exception]:
+        """Undo the steps of the scope; return what kept some of them from being undone."""
+        run = self._run
+        await self._wait_for_undos()
+        started = run.branches.tasks_below([self._call.branch])
+        await cancel_and_wait([task for task in started if task not in self._before])
+        if self._record is None:
+            self._record = await self._decide(error)
+        return await undo_all(run, self._record["undoes"])
+
+    async def _decide(self, error: BaseException) -> dict[str, Any]:
+        """Record that the scope is undone, and why."""
+        run, call = self._run, self._call
+        if run.gated:
+            await run.gate(call)
+        run.begin(call)
+        run.branches.begin(call)
+        try:
+            value = {"undoes": run.history.owed(self._name), "cause": self._encode(error)}
+            decision: dict[str, Any] = await run.succeed(call, value)
+            return decision
+        finally:
+            run.branches.end(call)
+
+    def _encode(self, error: BaseException) -> Any:
+        """Return what ended the block as JSON; `None` if the block was cancelled."""
+        if not isinstance(error, Exception):
+            return None
+        record = encode_failure(error, self._id, self._run.errors).record
+        return codec.loads(codec.dumps(record))
+
+    def _note(self, error: BaseException, failures: dict[str, Exception]) -> BaseException:
+        """Return what ends the block: the error, or that something could not be undone."""
+        if failures:
+            failed = RollbackFailed(f"saga {self._id!r}", describe(error), describe_all(failures))
+            failed.__cause__ = error
+            error = failed
+        self._run.saga_failures[self._call.record_key or self._call.call] = error
+        return error
+
+
+def check_undo(undo: object) -> Callable[[Any], object]:
+    """Return the function that undoes a step, or raise `InvalidArgument`."""
+    if not callable(undo):
+        raise InvalidArgument("undo", undo, "a function that takes the value of the step")
+    return undo
+
+
+async def _wait_forever(run: Execution, call: StepCall) -> None:
+    """Stop the calling branch until it is cancelled."""
+    if run.replays_only:
+        await run.hold(call)
+    await asyncio.Event().wait()
+
+
+async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
+    """Undo steps, the one that was recorded last first; return what kept some from being undone."""
+    failures: dict[str, Exception] = {}
+    chosen = set(keys)
+    for key in reversed([key for key in run.history if key in chosen]):
+        try:
+            await _undo(run, key)
+        except Exception as error:
+            if not run.live:
+                raise
+            failures[key] = error
+    return failures
+
+
+async def _undo(run: Execution, key: str) -> None:
+    """Undo a step, unless that is recorded; raise if it failed, or its undo is not known."""
+    undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
+    # The key is not one of the user: no other run may find it in a cache.
+    undo.key, undo.kind, undo.retries = None, "undo", UNDO_RETRY
+    if run.recorded(undo) is None:
+        call = run.undos.get(key)
+        if call is None or call.undo is None:
+            raise PerdureError(
+                f"the function no longer passes an undo for step {key!r}, or no longer calls it"
+            )
+        undo.fn, undo.args = _without_value(call.undo), (run.value_of(call, key),)
+        undo.errors, undo.retries = call.errors, call.undo_retry or UNDO_RETRY
+    await run.perform(undo)
+
+
+def _without_value(fn: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return an undo as a function of a step whose value need not be recorded."""
+
+    @wraps(fn)
+    async def undo(value: Any) -> Any:
+        result = await invoke(fn, (value,))
+        return result if isinstance(result, Err) else None
+
+    return undo
+
+
+def describe(error: BaseException) -> str:
+    """Return the class and message of an error."""
+    return f"{codec.class_name(type(error))}: {error}".removesuffix(": ")
+
+
+def describe_all(failures: dict[str, Exception]) -> dict[str, str]:
+    """Return what kept steps from being undone, by their keys."""
+    return {key: describe(error) for key, error in failures.items()}

@@ -1,0 +1,283 @@
+"""Answers to approvals and callbacks, and the list of open ones.
+
+An answer is a message to the run under the deduplication id of the wait. The store accepts the
+first. A token is looked up before anything is sent, so that what is not a question of the run gets
+no answer; if the wait ends in between, its id is used up, because a run closes a wait before it
+drops it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.clock import Clock, parse_iso
+from perdure.durable.session import poke, wake_workers
+from perdure.errors import AlreadyAnswered, InvalidArgument, Refused, RunNotFound, TooLate
+from perdure.snapshot import PendingWait, Snapshot, is_over, open_waits, rest_status
+from perdure.snapshot.acts import acts_of
+from perdure.snapshot.asks import (
+    OPEN,
+    Token,
+    answer_in,
+    asks_tag,
+    event_of,
+    is_ask,
+    read_token,
+    token_of,
+)
+from perdure.snapshot.summary import AskSummary, read_summary
+from perdure.store import (
+    Delivery,
+    InboxStore,
+    NewMessage,
+    Query,
+    RunSummary,
+    Store,
+    require_inbox,
+    require_search,
+)
+from perdure.validation import check_limit, is_encodable
+
+_MAX_BY, _MAX_NOTE = 200, 2000
+
+
+class OpenApproval(msgspec.Struct, frozen=True):
+    """An approval that a run waits for.
+
+    `token` answers it. `id` is the name of the wait in its run. A `question` in a list is cut after
+    some 150 characters, and ends in an ellipsis then.
+    """
+
+    token: str
+    run_id: str
+    id: str
+    question: str
+    to: str = ""
+    options: tuple[str, ...] = ()
+    since: datetime | None = None
+    expires_at: datetime | None = None
+    workflow: str | None = None
+    data: Any = None
+
+
+class ApprovalPage(msgspec.Struct, frozen=True):
+    """One page of open approvals; `cursor` continues the list, `None` means that it is complete."""
+
+    approvals: tuple[OpenApproval, ...]
+    cursor: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is sent to a run. `value` is JSON, `act` that of an operator, stored with the record."""
+
+    approved: bool
+    choice: str | None = None
+    value: Any = None
+    by: str = ""
+    note: str = ""
+    via: str = ""
+    act: dict[str, Any] | None = None
+
+    def with_act(self, act: dict[str, Any]) -> "Answer":
+        """Return the answer with the act of the operator who gives it."""
+        return replace(self, act=act)
+
+
+def check_answer(by: object, note: object) -> None:
+    """Raise `InvalidArgument` unless this is who answers, and what they say."""
+    for parameter, text, longest in (("by", by, _MAX_BY), ("note", note, _MAX_NOTE)):
+        if not isinstance(text, str) or len(text) > longest or not is_encodable(text):
+            raise InvalidArgument(parameter, text, f"a string of at most {longest:,} characters")
+
+
+async def send_answer(store: Store, token: str, answer: Answer) -> OpenApproval:
+    """Answer a wait; return what was asked. Raise if the answer does not count."""
+    known, inbox = read_token(token), require_inbox(store, "answering")
+    wait, workflow = await _find(inbox, known)
+    _check_fits(wait, answer)
+    message = NewMessage(known.run_id, known.event, codec.dumps(answer), known.event)
+    (receipt,) = await inbox.send([message])
+    if receipt.delivery is not Delivery.DELIVERED:
+        await _refuse(inbox, known, receipt.delivery)
+    poke(store, [known.run_id])
+    wake_workers(store)
+    return _open_approval(known.run_id, wait, workflow)
+
+
+async def find_approval(store: Store, token: str) -> OpenApproval:
+    """Return what a token asks for; raise as an answer to it would."""
+    known = read_token(token)
+    wait, workflow = await _find(require_inbox(store, "looking up a token"), known)
+    return _open_approval(known.run_id, wait, workflow)
+
+
+async def find_token(store: Store, run_id: str, wait: str | None) -> str:
+    """Return the token of a wait of a run; without its name, of the only one."""
+    snapshot = await store.load(run_id)
+    if snapshot is None:
+        raise RunNotFound(run_id)
+    is_waiting = not is_over(rest_status(snapshot))
+    known = [each for each in open_waits(snapshot) if is_ask(each)] if is_waiting else []
+    found = [each for each in known if wait in (None, "", each["id"])]
+    if len(found) == 1:
+        return token_of(run_id, found[0])
+    names = ", ".join(repr(each["id"]) for each in known)
+    if not known:
+        raise Refused(run_id, "answer", "it waits for no answer")
+    raise Refused(run_id, "answer", f"it waits for {names}: name one of them")
+
+
+async def _find(store: InboxStore, token: Token) -> tuple[PendingWait, str | None]:
+    snapshot = await store.load(token.run_id)
+    if snapshot is None:
+        raise RunNotFound(token.run_id)
+    if (wait := _wait_in(snapshot, token)) is None:
+        _raise_outcome(token, snapshot)
+    if await _first_message(store, token) is not None:
+        await _refuse(store, token)
+    return wait, snapshot.get("workflowName")
+
+
+def _wait_in(snapshot: Snapshot, token: Token) -> PendingWait | None:
+    if is_over(rest_status(snapshot)):
+        return None
+    waits = (wait for wait in open_waits(snapshot) if wait.get("nonce") == token.nonce)
+    return next(waits, None)
+
+
+def _check_fits(wait: PendingWait, answer: Answer) -> None:
+    """Raise `InvalidArgument` unless this answers the question."""
+    options = wait.get("options")
+    if wait.get("ask") == "callback":
+        if answer.choice is not None or not answer.approved:
+            hint = "A callback has no question: call answer(token, payload)"
+            raise InvalidArgument("token", "", "the token of an approval", hint)
+    elif options and answer.approved and answer.choice not in options:
+        raise InvalidArgument("choice", answer.choice, f"one of {', '.join(map(repr, options))}")
+    elif answer.choice is not None and not options:
+        raise InvalidArgument("choice", answer.choice, "None: the question has no options")
+
+
+async def _refuse(
+    store: InboxStore, token: Token, delivery: Delivery = Delivery.DUPLICATE
+) -> NoReturn:
+    """Raise why an answer does not count."""
+    if delivery is Delivery.UNKNOWN:
+        raise RunNotFound(token.run_id)
+    # The inbox first: what is no longer in it is in the record that is read after it.
+    message = await _first_message(store, token)
+    if message is not None:
+        _raise_answer(token, message[0], message[1])
+    snapshot = await store.load(token.run_id)
+    if snapshot is None:
+        raise RunNotFound(token.run_id)
+    _raise_outcome(token, snapshot)
+
+
+async def _first_message(
+    store: InboxStore, token: Token
+) -> tuple[Mapping[str, Any], datetime] | None:
+    after: str | None = None
+    while page := await store.inbox(token.run_id, after=after, limit=1000):
+        for message in page:
+            if message.name == token.event:
+                return codec.loads(message.payload), message.sent_at
+        after = page[-1].id
+    return None
+
+
+def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
+    """Raise what a run recorded of the answer to a wait that is over."""
+    records: Iterable[Any] = snapshot["steps"].values()
+    for record in records:
+        if record.get("event") == token.event and (answer := answer_in(record)) is not None:
+            _raise_answer(token, answer, _time(answer.get("at")))
+    for act in acts_of(snapshot.get("metadata")):
+        if act.get("answers") == token.event:
+            _raise_answer(token, act, _time(act.get("at")))
+    status = rest_status(snapshot)
+    if is_over(status):
+        raise TooLate(token.run_id, f"the run is {status}")
+    raise TooLate(token.run_id, "the run does not wait for this answer any more")
+
+
+def _raise_answer(token: Token, answer: Mapping[str, Any], at: datetime | None) -> NoReturn:
+    if answer.get("expired"):
+        raise TooLate(token.run_id, "it has expired" + ("" if at is None else f" at {at}"))
+    if answer.get("closed"):
+        raise TooLate(token.run_id, "the run does not wait for this answer any more")
+    raise AlreadyAnswered(token.run_id, str(answer.get("by", "")), at)
+
+
+def _time(text: object) -> datetime | None:
+    return parse_iso(text) if isinstance(text, str) and text else None
+
+
+async def list_approvals(
+    store: Store, clock: Clock, to: str | None, limit: int, after: str | None
+) -> ApprovalPage:
+    """Return the open approvals of up to `limit` runs, those of the newest runs first.
+
+    They come from the headers of runs. Only a run that is being driven, is due, or has more to ask
+    than its header has room for is read.
+    """
+    check_limit(limit)
+    if to is not None and not isinstance(to, str):
+        raise InvalidArgument("to", to, "a string, or None for all")
+    search = require_search(store, "listing approvals")
+    query = Query(tags=(OPEN if to is None else asks_tag(to),))
+    page = await search.search(query, limit, after=after)
+    now, approvals = clock.now(), list[OpenApproval]()
+    for run in page.runs:
+        approvals += await _approvals_of(store, run, now)
+    if to is not None:
+        approvals = [each for each in approvals if each.to == to]
+    return ApprovalPage(tuple(approvals), page.cursor)
+
+
+async def _approvals_of(store: Store, run: RunSummary, now: datetime) -> Sequence[OpenApproval]:
+    summary = read_summary(run.summary)
+    is_due = run.wake_at is not None and run.wake_at <= now
+    if run.status != "running" and not is_due and not summary.more_asks:
+        return [_listed(run, each) for each in summary.asks]
+    snapshot = await store.load(run.id)
+    if snapshot is None or is_over(rest_status(snapshot)):
+        return []
+    messages = await require_inbox(store, "listing approvals").inbox(run.id)
+    answered = {message.name for message in messages}
+    waits = [wait for wait in open_waits(snapshot) if wait.get("ask") == "approval"]
+    open_ones = (wait for wait in waits if event_of(wait.get("nonce", "")) not in answered)
+    return [_open_approval(run.id, wait, run.workflow) for wait in open_ones]
+
+
+def _listed(run: RunSummary, ask: AskSummary) -> OpenApproval:
+    return OpenApproval(
+        token_of(run.id, {"id": ask.id, "kind": "event", "nonce": ask.nonce}),
+        run.id,
+        ask.id,
+        ask.question,
+        ask.to,
+        ask.options,
+        _time(ask.since),
+        _time(ask.expires),
+        run.workflow,
+    )
+
+
+def _open_approval(run_id: str, wait: PendingWait, workflow: str | None) -> OpenApproval:
+    return OpenApproval(
+        token_of(run_id, wait),
+        run_id,
+        wait["id"],
+        wait.get("question", ""),
+        wait.get("to", ""),
+        tuple(wait.get("options", ())),
+        _time(wait.get("since")),
+        _time(wait.get("expiresAt")),
+        workflow,
+        wait.get("data"),
+    )

@@ -1,0 +1,196 @@
+"""The run `~maintenance`, which removes finished runs by the policies of their workflows.
+
+Its input contains the policies, so that every process removes by the same ones: each worker that
+starts sends what its workflows declare, if that differs. The policy of the highest version counts,
+and among workers of one version that of the worker that was started last. The run wakes up once an
+hour and works for some seconds at a time. Nothing is recorded in between: what is removed is gone,
+and after a crash its next owner looks again.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.durable.host import RunHost
+from perdure.durable.session import wake_workers
+from perdure.engine.execution import Execution
+from perdure.engine.step import Step, current_execution
+from perdure.errors import StoreError
+from perdure.retention import Over
+from perdure.runtime.definition import Definition
+from perdure.runtime.pruning import Policies, Pruner
+from perdure.runtime.requests import OPERATOR
+from perdure.runtime.schedule_workflow import queued_run
+from perdure.runtime.system_workflow import SystemWorkflow
+from perdure.snapshot import ExecutionBlock, Snapshot
+from perdure.store import (
+    NewMessage,
+    Rest,
+    Store,
+    require_inbox,
+    require_maintenance,
+    require_schedule,
+)
+
+logger = logging.getLogger(__name__)
+
+MAINTENANCE = "~maintenance"
+"""The name of the workflow, and the id of its only run."""
+
+POLICIES = "~policies"
+"""The message with which a worker declares the policies of its workflows."""
+
+INTERVAL = timedelta(hours=1)
+"""How often it looks for runs to remove."""
+
+AT_A_TIME = 5.0
+"""For how many seconds it works before it is written and given up; then it continues at once."""
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """For how many seconds a version of a workflow keeps its runs; what is missing, for good."""
+
+    version: int
+    spans: dict[Over, float] = {}
+
+
+class MaintenanceInput(msgspec.Struct, frozen=True):
+    """What the run must remember.
+
+    `since` is when it began to look, if it is not done yet, `looked_at` when it was done last.
+    `removed` is how many runs it has removed in all.
+    """
+
+    policies: dict[str, Declared] = {}
+    since: datetime | None = None
+    looked_at: datetime | None = None
+    removed: int = 0
+
+
+def read_input(snapshot: Snapshot | None) -> MaintenanceInput:
+    """Return the input of the run from its snapshot."""
+    data = None if snapshot is None else (snapshot.get("metadata") or {}).get("input")
+    return msgspec.convert(data or {}, MaintenanceInput)
+
+
+def spans_of(policies: Mapping[str, Declared]) -> Policies:
+    """Return for how long runs are kept."""
+    return {
+        name: {status: timedelta(seconds=span) for status, span in each.spans.items()}
+        for name, each in policies.items()
+    }
+
+
+def merged(known: Mapping[str, Declared], declared: Mapping[str, Declared]) -> dict[str, Declared]:
+    """Return the policies after a worker has declared its own; a lower version changes nothing."""
+    newer = {
+        name: each
+        for name, each in declared.items()
+        if (each.version >= known[name].version if name in known else bool(each.spans))
+    }
+    return {**known, **newer}
+
+
+async def declare(
+    store: Store, declared: Mapping[str, Declared], now: datetime, random: Random
+) -> None:
+    """Send the run `~maintenance` what the workflows of a worker declare; create it if need be."""
+    snapshot = await store.load(MAINTENANCE)
+    policies = merged(read_input(snapshot).policies, declared)
+    if snapshot is None and policies:
+        await _create(require_maintenance_of(store), policies, now, random)
+        snapshot = await store.load(MAINTENANCE)
+    if merged(read_input(snapshot).policies, declared) == read_input(snapshot).policies:
+        return
+    logger.info("the policies of %s are declared", ", ".join(sorted(declared)))
+    payload = codec.dumps(msgspec.to_builtins(dict(declared)))
+    await require_inbox(store, "keep=").send([NewMessage(MAINTENANCE, POLICIES, payload)])
+    wake_workers(store)
+
+
+def require_maintenance_of(store: Store) -> Store:
+    """Return a store that can remove runs by policy, or raise `MissingAbility`."""
+    require_maintenance(store, "keep=")
+    require_schedule(store, "keep=")
+    return store
+
+
+async def _create(
+    store: Store, policies: dict[str, Declared], now: datetime, random: Random
+) -> None:
+    given = msgspec.to_builtins(MaintenanceInput(policies))
+    metadata = {"input": given, **MAINTENANCE_WORKFLOW.identity}
+    new = queued_run(MAINTENANCE, MAINTENANCE, metadata, now, random)
+    await require_schedule(store, "keep=").enqueue([new])
+    wake_workers(store)
+
+
+async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
+    """Remove runs for some seconds, and return what to remember."""
+    run = current_execution()
+    assert run is not None, "a workflow function is called in a run"
+    host = run.host
+    assert isinstance(host, RunHost), "it is driven by a runtime"
+    try:
+        given = await _with_messages(host, given)
+        return await _remove(run, host, given)
+    except StoreError as error:
+        # It has not failed: another attempt follows.
+        raise run.break_off(error) from error.__cause__
+    except Exception:
+        logger.exception("removing old runs failed; it is tried again in an hour")
+        return replace(given, since=None)
+
+
+async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
+    """Return the input with the policies that were declared; the rest consumes the messages."""
+    messages = [each for each in await host.read_inbox() if each.name == POLICIES]
+    policies: Mapping[str, Declared] = given.policies
+    for message in messages:
+        declared = msgspec.convert(codec.loads(message.payload), dict[str, Declared])
+        policies = merged(policies, declared)
+    host.leftovers = (*host.leftovers, *(message.id for message in messages))
+    return replace(given, policies=dict(policies))
+
+
+async def _remove(run: Execution, host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
+    now = run.clock.now()
+    store = require_maintenance(host.session.store, "keep=")
+    pruner = Pruner(store, run.clock, spans_of(given.policies), given.since or now)
+    if given.since is None:
+        await pruner.remove_logs()
+    until, removed = run.clock.monotonic() + AT_A_TIME, given.removed
+    async for batch in pruner.remove():
+        removed += batch.runs
+        if run.clock.monotonic() >= until:
+            return replace(given, since=given.since or now, removed=removed)
+    return replace(given, since=None, looked_at=now, removed=removed)
+
+
+class MaintenanceWorkflow(SystemWorkflow):
+    """The definition of `~maintenance`, which every runtime knows."""
+
+    def decode_payload(self, data: Any) -> MaintenanceInput:
+        """Return the input as the function receives it."""
+        return msgspec.convert(data or {}, MaintenanceInput)
+
+    def rest(self, host: RunHost, outcome: Any) -> tuple[ExecutionBlock, Rest]:
+        """Return how the run is stored until it looks again."""
+        following: MaintenanceInput = outcome
+        host.history = host.history.next_generation(msgspec.to_builtins(following))
+        # It would be stored with every generation, and nothing compares it.
+        del host.history.metadata["firstInput"]
+        now = host.clock.now()
+        wake_at = now + INTERVAL if following.since is None else now
+        if not any(each.spans for each in following.policies.values()):
+            return host.block(state="waiting"), Rest("waiting", None, (OPERATOR, POLICIES))
+        return host.block(state="queued"), Rest("queued", wake_at, (OPERATOR, POLICIES))
+
+
+MAINTENANCE_WORKFLOW: Definition[Any, Any] = MaintenanceWorkflow(MAINTENANCE, maintain)

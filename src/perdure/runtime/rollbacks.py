@@ -1,0 +1,67 @@
+"""What a rollback means for the verbs that change a run.
+
+The value of a step that was undone must not answer any call again. So a run that was undone is
+continued from the first step that was undone, in the next generation, or not at all.
+"""
+
+from collections.abc import Sequence
+
+from perdure.clock import isoformat
+from perdure.durable.rollback import drop_from, first_to_repeat, repeat_undos
+from perdure.errors import Refused
+from perdure.runtime.edits import RunEdit
+from perdure.runtime.requests import Request
+from perdure.snapshot.rollback import UNDO, last_valid_start
+
+
+def check_not_undoing(run: RunEdit, request: Request) -> None:
+    """Raise `Refused` while the steps of the run are being undone."""
+    if run.history.rollback is not None and not run.was_over:
+        reason = "its steps are being undone; wait until it has ended"
+        raise Refused(run.run_id, request.verb, reason)
+
+
+def check_undo_step(run: RunEdit, request: Request) -> None:
+    """Raise `Refused` if the step belongs to a run that is or was undone, and is not an undo."""
+    is_undo = request.step.startswith(UNDO) and request.step[len(UNDO) :] in run.history.marked
+    if run.history.rollback is not None and not is_undo:
+        reason = "its steps were undone; change its undos, such as '~undo:charge', or retry the run"
+        raise Refused(run.run_id, request.verb, reason)
+
+
+def check_valid_start(run: RunEdit, request: Request) -> None:
+    """Raise `Refused` if a run that continues at a step would keep records that were undone."""
+    start = last_valid_start(run.history.steps(), request.step)
+    if start != request.step:
+        reason = f"step {start!r} was undone after it; choose that step or an earlier one"
+        raise Refused(run.run_id, request.verb, reason)
+
+
+def continue_rollback(run: RunEdit) -> str:
+    """Let a worker try again the undos that failed."""
+    owed = repeat_undos(run.history)
+    run.continue_run()
+    return f"not undone: {', '.join(owed)}"
+
+
+def start_over(run: RunEdit) -> None:
+    """Drop the records of steps that were undone and must run again, and all later ones."""
+    if (start := first_to_repeat(run.history, run.stored)) is not None:
+        drop_records(run, start)
+
+
+def drop_records(run: RunEdit, start: str) -> list[str]:
+    """Drop the record of a step and all later ones; return their keys."""
+    children = run.history.open_children()
+    dropped, is_next = drop_from(run.history, start)
+    if is_next:
+        # In the same generation the calls find the same runs again.
+        _cancel_dropped(run, children)
+    return dropped
+
+
+def _cancel_dropped(run: RunEdit, children: Sequence[str]) -> None:
+    """Cancel those of the children whose calls were dropped."""
+    kept = set(run.history.open_children())
+    dropped = [child for child in children if child not in kept]
+    run.history.cancel_runs("~rewind", dropped, isoformat(run.now))

@@ -1,0 +1,47 @@
+"""How many runs of a workflow live on each of its versions."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from perdure.snapshot import RunStatus
+from perdure.store import Query, SearchStore
+
+EXAMINED = 10_000
+"""How many live runs are looked at, at most."""
+
+_PAGE = 1_000
+_LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "paused")
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """The runs of a workflow that are not over, counted by version and status.
+
+    Version 0 stands for runs that no worker has taken up yet: the first one decides. `capped` means
+    that there are more than were counted.
+    """
+
+    counts: Mapping[int, Mapping[RunStatus, int]]
+    capped: bool = False
+
+    @property
+    def totals(self) -> dict[int, int]:
+        """How many runs live on each version."""
+        return {version: sum(counts.values()) for version, counts in self.counts.items()}
+
+
+async def count_versions(store: SearchStore, workflow: str) -> Versions:
+    """Count the live runs of a workflow from their headers, the most recently updated first."""
+    query = Query(statuses=_LIVE, workflows=(workflow,))
+    counted: Counter[tuple[int, RunStatus]] = Counter()
+    cursor: str | None = None
+    for _ in range(EXAMINED // _PAGE):
+        page = await store.search(query, _PAGE, after=cursor)
+        counted.update((run.version, run.status) for run in page.runs)
+        if (cursor := page.cursor) is None:
+            break
+    counts: dict[int, dict[RunStatus, int]] = {}
+    for (version, status), count in sorted(counted.items()):
+        counts.setdefault(version, {})[status] = count
+    return Versions(counts, capped=cursor is not None)

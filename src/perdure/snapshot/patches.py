@@ -1,0 +1,78 @@
+"""The answers of `step.patched`, which are part of a run's metadata.
+
+Each answer is stored under a name of its own, so that a write contains only new ones. With it is
+the key of the record that was the last one when it was given: what depends on the answer was
+recorded after that.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from perdure.snapshot.format import Metadata
+
+_PREFIX = "~patch:"
+
+
+class Answer(NamedTuple):
+    """What `step.patched` returned, and the last record at that time."""
+
+    patched: bool
+    after: str = ""
+
+
+def patch_name(place: str) -> str:
+    """Return the name of the metadata with the answer that was given at a place."""
+    return _PREFIX + place
+
+
+def is_patch(name: str) -> bool:
+    """Return whether metadata of this name is the answer of a patch."""
+    return name.startswith(_PREFIX)
+
+
+def answer_of(stored: object) -> Answer | None:
+    """Return an answer from the run's metadata, or `None` if there is none."""
+    if not isinstance(stored, dict) or type(stored.get("patched")) is not bool:
+        return None
+    return Answer(stored["patched"], str(stored.get("after", "")))
+
+
+def encode_answer(answer: Answer) -> dict[str, Any]:
+    """Return an answer as it is stored."""
+    return answer._asdict() if answer.after else {"patched": answer.patched}
+
+
+def without_patches(metadata: Metadata) -> Metadata:
+    """Return the metadata of a run without the answers of its patches."""
+    return {name: value for name, value in metadata.items() if not is_patch(name)}
+
+
+def forget_patches(metadata: Metadata, keys: Sequence[str], kept: int) -> None:
+    """Remove the answers on which nothing depends if only the first `kept` records remain.
+
+    `keys` are those of all records, in their order.
+    """
+    places = {key: place for place, key in enumerate(keys, start=1)}
+    for name, answer in _answers(metadata):
+        if places.get(answer.after, 0) >= kept:
+            del metadata[name]
+
+
+def moved_patches(metadata: Metadata, keys: Iterable[str], dropped: set[str]) -> Metadata:
+    """Return the answers that name a dropped record, with the one before it instead."""
+    answers = [each for each in _answers(metadata) if each[1].after in dropped]
+    if not answers:
+        return {}
+    before, last = dict[str, str](), ""
+    for key in keys:
+        before[key] = last
+        last = last if key in dropped else key
+    return {
+        name: encode_answer(answer._replace(after=before.get(answer.after, "")))
+        for name, answer in answers
+    }
+
+
+def _answers(metadata: Metadata) -> list[tuple[str, Answer]]:
+    named = ((name, answer_of(metadata[name])) for name in metadata if is_patch(name))
+    return [(name, answer) for name, answer in named if answer is not None]

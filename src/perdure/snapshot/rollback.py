@@ -1,0 +1,92 @@
+"""What of a run can be undone, and what was: read from its records.
+
+The record of a step that was given an undo is marked. Its undo is a step too, whose record is named
+after the key of the step. The record of a saga says which steps its scope began to undo.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perdure.snapshot.format import Rollback, Snapshot
+
+UNDO = "~undo:"
+"""Begins the keys of the records of undos; the key of the step follows."""
+
+SAGA = "~saga:"
+"""Begins the names of calls that record that the scope of a saga is undone."""
+
+Steps = Mapping[str, Any]
+
+
+def label_of(key: str) -> str:
+    """Return the name of a record for people: that of an undo or a saga is the engine's own."""
+    if key.startswith(UNDO):
+        return f"undo of {key.removeprefix(UNDO)}"
+    return f"saga {key.removeprefix(SAGA)}" if key.startswith(SAGA) else key
+
+
+def rollback_of(snapshot: Snapshot) -> Rollback | None:
+    """Return why a run is being undone, or was; `None` if it never was."""
+    return snapshot["execution"].get("rollback")
+
+
+def is_undone(steps: Steps, key: str) -> bool:
+    """Return whether the step with this key was undone."""
+    record = steps.get(UNDO + key)
+    return record is not None and bool(record["ok"])
+
+
+def owed_in(steps: Steps) -> list[str]:
+    """Return the keys of the steps that have an undo and were not undone, in their order."""
+    marked = [key for key, record in steps.items() if record.get("undo") and record["ok"]]
+    return [key for key in marked if not is_undone(steps, key)]
+
+
+def failures_in(steps: Steps) -> dict[str, str]:
+    """Return what kept steps from being undone, by their keys."""
+    undos = ((key, steps.get(UNDO + key)) for key in owed_in(steps))
+    return {key: _message(record) for key, record in undos if record is not None}
+
+
+def _message(record: Any) -> str:
+    error, cause = record.get("error"), record.get("cause") or {}
+    if isinstance(error, dict) and "type" in error:
+        return f"{error['type']}: {error.get('message', '')}".removesuffix(": ")
+    return str(cause.get("message") or error)
+
+
+def undone_in(steps: Steps) -> list[str]:
+    """Return the keys of the steps that were undone, in their order."""
+    return [key for key in steps if is_undone(steps, key)]
+
+
+def undone_by_saga(record: Any) -> list[str]:
+    """Return the keys of the steps that the scope with this record began to undo."""
+    value = record.get("value")
+    return list(value.get("undoes", ())) if isinstance(value, dict) else []
+
+
+def undone_outside_sagas(steps: Steps) -> list[str]:
+    """Return the keys of the steps that were undone because the run did not succeed."""
+    sagas = [record for record in steps.values() if record.get("kind") == "saga"]
+    in_sagas = {key for record in sagas for key in undone_by_saga(record)}
+    return [key for key in undone_in(steps) if key not in in_sagas]
+
+
+def last_valid_start(steps: Steps, at: str) -> str:
+    """Return the last step, `at` or earlier, from which a run can be continued.
+
+    If the records from there on are dropped, none is kept that was undone by one that is not.
+    """
+    keys = list(steps)
+    place = {key: index for index, key in enumerate(keys)}
+    start = place[at]
+    undone = undone_in(steps)
+    while earlier := [key for key in undone if place[key] < start <= place[UNDO + key]]:
+        start = place[earlier[0]]
+    return keys[start]
+
+
+def first_of(steps: Steps, keys: Sequence[str]) -> str:
+    """Return the one of these keys that was recorded first."""
+    return next(key for key in steps if key in set(keys))

@@ -1,0 +1,92 @@
+"""Creating runs in a transaction of the caller."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from perdure.errors import InvalidArgument, StoreError
+from perdure.snapshot import Snapshot
+from perdure.store import NewRun
+from perdure.stores._backend import Backend
+from perdure.stores._queueing import in_order
+from perdure.stores._shell import StoreShell
+
+_NO_TRANSACTION = (
+    "Begin one first, for example by `async with session.begin()`: without it, the run would exist "
+    "whatever becomes of your own writes. To start a run by itself, call trigger without connection"
+)
+
+
+class JoiningBackend(Backend, Protocol):
+    """A backend that can write in a transaction of the caller.
+
+    `connection` is the caller's own or, if it was one of SQLAlchemy, the driver's behind it;
+    `begun` says that SQLAlchemy has begun a transaction, of which the driver may not know yet. The
+    backend refuses a connection that does not fit.
+    """
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+    ) -> Sequence[bool]: ...
+
+    async def load_in(self, connection: Any, id: str) -> Snapshot | None:
+        """Return a run as the transaction sees it; the connection was checked."""
+        ...
+
+
+JB = TypeVar("JB", bound=JoiningBackend)
+
+
+class JoiningShell(StoreShell[JB]):
+    """A store that can create runs in a transaction of the caller."""
+
+    async def enqueue_in(
+        self, connection: Any, runs: Sequence[NewRun], /
+    ) -> Sequence[Snapshot | None]:
+        """Create runs in the transaction that is open on the caller's connection.
+
+        Return `None` for each that was created, and the snapshot of each that existed already.
+        """
+        await self._life.ready()
+        for run in runs:
+            self._check_new(run)
+        own, begun = await driver_connection(connection)
+        created = await self._backend.enqueue_in(own, in_order(runs), begun=begun) if runs else ()
+        return [
+            None if is_new else await self._existing_in(own, run.id)
+            for run, is_new in zip(runs, created, strict=True)
+        ]
+
+    async def _existing_in(self, connection: Any, id: str) -> Snapshot:
+        """Return a run that existed: a transaction may have begun before it was created."""
+        snapshot = await self._backend.load_in(connection, id) or await self._backend.load(id)
+        if snapshot is None:
+            raise StoreError(f"run {id!r} existed and was deleted in the meantime; try again")
+        return snapshot
+
+
+async def driver_connection(connection: Any) -> tuple[Any, bool]:
+    """Return the driver's connection of one of SQLAlchemy, and whether it was one."""
+    sqlalchemy = sys.modules.get("sqlalchemy.ext.asyncio")
+    if sqlalchemy is None:
+        # It was not imported, so this cannot be one of its objects.
+        return connection, False
+    if isinstance(connection, sqlalchemy.AsyncSession | sqlalchemy.async_scoped_session):
+        connection = await connection.connection()
+    if not isinstance(connection, sqlalchemy.AsyncConnection):
+        return connection, False
+    # SQLAlchemy begins the transaction of the driver with the first statement that it sends.
+    await connection.exec_driver_sql("SELECT 1")
+    raw = await connection.get_raw_connection()
+    return raw.driver_connection, True
+
+
+def unfit(connection: object, expected: str) -> InvalidArgument:
+    """Return the error for a connection of the wrong kind."""
+    return InvalidArgument("connection", connection, expected)
+
+
+def no_transaction(connection: object) -> InvalidArgument:
+    """Return the error for a connection without an open transaction."""
+    expected = "a connection with an open transaction"
+    return InvalidArgument("connection", connection, expected, _NO_TRANSACTION)

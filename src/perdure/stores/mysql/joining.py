@@ -1,0 +1,41 @@
+"""Statements in a transaction of the caller, on the caller's own asyncmy connection."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.stores._joining import no_transaction, unfit
+from perdure.stores.mysql.database import Database, Result, Transaction
+from perdure.stores.mysql.errors import load_driver
+from perdure.stores.mysql.literals import Statement
+
+_EXPECTED = "an asyncmy connection, or an AsyncSession or AsyncConnection on mysql+asyncmy"
+_CHARSET = "utf8mb4"
+
+DATABASE = Statement(b"SELECT DATABASE()")
+
+
+class JoinedTransaction(Transaction):
+    """A transaction that another caller began, and ends."""
+
+    async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
+        # One by one: the connection may not accept several statements in a packet.
+        return [(await self._send([self._encode(each)]))[0] for each in statements]
+
+
+async def join(connection: Any, database: Database, schema: str | None) -> JoinedTransaction:
+    """Return the transaction that is open on a connection to the store's database.
+
+    `schema` is `None` if the names of the store's tables include it.
+    """
+    if not isinstance(connection, load_driver().Connection):
+        raise unfit(connection, _EXPECTED)
+    # Without autocommit, the first statement begins a transaction.
+    if connection.get_autocommit() and not connection.get_transaction_status():
+        raise no_transaction(connection)
+    if connection.character_set_name() != _CHARSET:
+        raise unfit(connection, f"a connection with the character set {_CHARSET}")
+    transaction = database.joined(connection, JoinedTransaction)
+    [result] = await transaction.run(DATABASE)
+    if schema is not None and result.rows[0][0] != schema:
+        raise unfit(connection, f"a connection to the store's database {schema!r}")
+    return transaction

@@ -1,0 +1,35 @@
+"""Statements in a transaction of the caller, on the caller's own asyncpg connection."""
+
+from typing import Any, NamedTuple
+
+from perdure.stores._joining import no_transaction, unfit
+from perdure.stores.postgres.database import Database, Transaction
+from perdure.stores.postgres.errors import load_driver
+
+_EXPECTED = "an asyncpg connection, or an AsyncSession or AsyncConnection on postgresql+asyncpg"
+
+WHERE = "SELECT current_database()::text, to_regclass($1)::oid::bigint"
+
+
+class Place(NamedTuple):
+    """Where a table is: the name of its database, and its number there; `None` if it is not."""
+
+    database: str
+    table: int | None
+
+
+async def join(connection: Any, database: Database, table: str, place: Place) -> Transaction:
+    """Return the transaction that is open on a connection to the store's tables."""
+    driver = load_driver()
+    if not isinstance(connection, driver.Connection | driver.pool.PoolConnectionProxy):
+        raise unfit(connection, _EXPECTED)
+    if not connection.is_in_transaction():
+        raise no_transaction(connection)
+    transaction = database.joined(connection)
+    # A statement for a table that is not there would abort the transaction; one in a schema of the
+    # same name would create a run that no worker finds.
+    [where] = await transaction.fetch(WHERE, table)
+    if Place(*where) != place:
+        expected = f"a connection to database {place.database!r}, in which {table} is that table"
+        raise unfit(connection, f"{expected} of the store")
+    return transaction

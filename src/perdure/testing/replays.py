@@ -1,0 +1,163 @@
+"""Replay a stored run with the code of today, and compare the two.
+
+replay = await replay_snapshot(order, snapshot)
+assert replay.fits, replay.problem
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from perdure.clock import parse_iso
+from perdure.durable.host import REPLAY, RunHost
+from perdure.durable.lifecycle import Program, open_host, run_to_rest
+from perdure.durable.outcome import describe_outcome
+from perdure.engine.history import History
+from perdure.engine.step import Step
+from perdure.errors import ContinuedAsNew, PerdureError, RunNotFound
+from perdure.events import Bus
+from perdure.result import Result
+from perdure.runtime.children import Children
+from perdure.runtime.definition import Definition
+from perdure.runtime.runtime import Runtime
+from perdure.snapshot import (
+    ExecutionBlock,
+    Snapshot,
+    assert_valid_snapshot,
+    is_over,
+    open_waits,
+    rest_status,
+)
+from perdure.store import Refusal
+from perdure.stores.memory import MemoryStore
+from perdure.testing.clock import TestClock
+
+_RUN = "replayed"
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """How the code of today continues a stored run.
+
+    `problem` is why it cannot, or in what it differs; an empty string if it fits. `unused` are the
+    keys of records that nothing asked for: steps that the code no longer calls. `next` are the
+    steps and waits at which the run would continue; none if the function has ended.
+    """
+
+    problem: str = ""
+    unused: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the code continues the run from its records."""
+        return not self.problem
+
+
+async def replay_snapshot(
+    workflow: Definition[Any, Any],
+    snapshot: Snapshot,
+    *,
+    run_id: str = _RUN,
+    deps: object = None,
+    workflows: Sequence[Definition[Any, Any]] = (),
+) -> Replay:
+    """Replay a run up to the first steps that are not recorded; no step runs and nothing is stored.
+
+    Records must fit the calls and types of the function, and a run that has ended must end in the
+    same way. `run_id` is that of the stored run, if its function uses it. `workflows` are other
+    versions of the workflow, and those that it starts.
+    """
+    known = [workflow, *(each for each in workflows if each is not workflow)]
+    store = MemoryStore(clock=TestClock(parse_iso(snapshot["execution"]["lastUpdated"])))
+    runtime = Runtime(store, workflows=known, deps=deps)
+    try:
+        definition, live = runtime.registry.for_run(run_id, _revived(snapshot))
+        payload = definition.receive(live)
+    except PerdureError as error:
+        return Replay(str(error))
+    await store.save(run_id, live)
+    async with runtime.driver.deps, runtime.session() as session:
+        grant = await session.acquire(runtime.driver.request(run_id))
+        if isinstance(grant, Refusal):
+            raise RunNotFound(run_id)
+        host = open_host(session, run_id, History(definition.name, live), grant)
+        with runtime.driver.deps.in_use() as in_use:
+            program = _program(runtime, host, definition, payload, in_use)
+            result = await run_to_rest(host, program)
+        replay = _judge(host, definition, snapshot, result)
+        await host.release()
+    return replay
+
+
+def _revived(snapshot: Snapshot) -> Snapshot:
+    """Return a run as it was before it ended, if it has, without what it does to others."""
+    stored = assert_valid_snapshot(snapshot)
+    block: Any = {"status": "running", "lastUpdated": stored["execution"]["lastUpdated"]}
+    if waits := open_waits(stored):
+        block["pending"] = waits
+    metadata = {**(stored.get("metadata") or {})}
+    metadata.pop("replyTo", None)
+    revived = {**stored, "execution": cast(ExecutionBlock, block), "metadata": metadata}
+    revived.update(outbox={}, waits={})
+    return cast(Snapshot, revived)
+
+
+def _program(
+    runtime: Runtime, host: RunHost, definition: Definition[Any, Any], payload: object, deps: Any
+) -> Program:
+    async def body(step: Step) -> Any:
+        # From the beginning: what is recorded answers, and nothing else begins.
+        host.suspension.pause()
+        return await definition(step, payload)
+
+    return Program(
+        body=body,
+        random=runtime.random,
+        bus=Bus(),
+        errors=definition.scope,
+        types=definition.types,
+        payload=payload,
+        deps=deps,
+        encode_input=definition.encode_payload,
+        children=Children(
+            host.id, host.history, runtime.store, runtime.registry, runtime.random, host.clock
+        ),
+        suspend_after=runtime.driver.suspend_after,
+    )
+
+
+def _judge(
+    host: RunHost,
+    definition: Definition[Any, Any],
+    stored: Snapshot,
+    result: Result[Any, Any] | None,
+) -> Replay:
+    unused = tuple(host.history.untouched())
+    broken, suspended = host.execution.broken, host.suspension.suspended
+    if suspended is not None:
+        ids = [wait["id"].removeprefix(REPLAY) for wait in suspended]
+        return Replay("", unused, tuple(dict.fromkeys(ids)))
+    if broken is not None or result is None:
+        return Replay("" if isinstance(broken, ContinuedAsNew) else str(broken), unused)
+    outcome = describe_outcome(host, result, definition.fn, definition.types)
+    return Replay(_difference(stored, outcome.block, outcome.status), unused)
+
+
+def _difference(stored: Snapshot, block: ExecutionBlock, status: str) -> str:
+    """Return in what the end of a run differs from the stored one."""
+    if not is_over(was := rest_status(stored)) or was == "cancelled":
+        return ""
+    if was != status:
+        return f"the run ended as {was}, and now ends as {status}: {_end_of(block)}"
+    if _end_of(stored["execution"]) == _end_of(block):
+        return ""
+    return f"the run ended with {_end_of(stored['execution'])}, and now with {_end_of(block)}"
+
+
+def _end_of(block: Any) -> str:
+    if block["status"] == "completed":
+        return repr(block.get("output"))
+    error = block.get("error") or {}
+    error = error if isinstance(error, dict) else {"error": getattr(error, "error", error)}
+    return repr(error.get("error"))

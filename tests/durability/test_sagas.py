@@ -1,0 +1,220 @@
+"""Programs with undos, crashed at every store call, against a model of their effects."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from perdure import Retry, RollbackFailed, RunFailed, Runtime, Step, TooLate, durable, workflow
+from perdure.errors import StoreUnavailable
+from perdure.operations import Operations
+from perdure.stores import MemoryStore
+from perdure.testing import FaultyStore, TestClock
+from tests.durability.sagas.explore import explore
+from tests.durability.sagas.programs import NAMED, draw
+
+QUICK = [9, 12, 16, 24, 50]
+
+
+@pytest.mark.parametrize("name", NAMED)
+async def test_each_step_is_undone_once_or_reported(name: str) -> None:
+    """Wherever the process crashes, nothing is forgotten and nothing is undone out of order."""
+    assert await explore(NAMED[name]) > 0
+
+
+@pytest.mark.parametrize("name", ["nested scopes", "branches that a failure cancels"])
+async def test_it_is_so_when_every_step_is_replayed(name: str) -> None:
+    """A run that leaves memory after each step, and each undo, ends the same."""
+    assert await explore(NAMED[name], always_replay=True) > 0
+
+
+@pytest.mark.parametrize("seed", QUICK)
+async def test_random_programs_are_undone(seed: int) -> None:
+    """`python -m tests.durability.sagas.explore 0 400` runs more of them."""
+    assert await explore(draw(seed)) > 0
+
+
+async def test_a_step_in_doubt_is_not_undone() -> None:
+    """It was cancelled before it had a record, which is what would be undone."""
+    clock, store = TestClock(), MemoryStore()
+    undone: list[str] = []
+    began = asyncio.Event()
+
+    async def charge() -> str:
+        began.set()
+        await asyncio.Event().wait()
+        return "charged"
+
+    @workflow("in-doubt")
+    async def order(step: Step) -> None:
+        await step("reserve", lambda: "reserved", undo=undone.append)
+        await step("charge", charge, undo=undone.append)
+
+    runtime = Runtime(store, workflows=[order], clock=clock)
+    driving = asyncio.create_task(runtime.trigger(order, run_id="order-1"))
+    await began.wait()
+    await runtime.cancel("order-1", wait=False)
+    assert (await driving).status == "cancelled"
+    assert undone == ["reserved"]
+
+
+async def test_a_scope_that_began_to_be_undone_is_not_entered_again() -> None:
+    """A block that raised because of time might not raise again after a crash."""
+    events: list[str] = []
+    is_slow = True
+
+    async def pay() -> str:
+        events.append("pay")
+        if is_slow:
+            await asyncio.Event().wait()
+        return "paid"
+
+    async def fragile(_: str) -> None:
+        events.append("undo")
+
+    @workflow("timed")
+    async def timed(step: Step) -> str:
+        try:
+            async with step.saga("booking"):
+                await step("room", lambda: "room", undo=fragile)
+                async with asyncio.timeout(0.05):
+                    return await step("pay", pay)
+        except TimeoutError:
+            return "too late"
+
+    inner = MemoryStore()
+    # Its fourth entry is the record of the undo: the process dies before that.
+    store = FaultyStore(inner, fail_at=3, verbs={"append"}, stays_down=True)
+    with pytest.raises(StoreUnavailable):
+        await Runtime(store, workflows=[timed], lease_ttl=0.2).trigger(timed, run_id="t")
+    stored = await inner.load("t")
+    assert stored is not None
+    assert list(stored["steps"]) == ["room", "~saga:booking"]
+    is_slow = False
+    await asyncio.sleep(0.3)
+    run = await Runtime(inner, workflows=[timed]).resume("t")
+    assert (run.output, events) == ("too late", ["pay", "undo", "undo"])
+
+
+async def test_a_long_delay_between_attempts_of_an_undo_is_a_durable_wait() -> None:
+    """The run leaves memory, and the rollback continues after it; a pause holds it."""
+    clock = TestClock()
+    tried: list[int] = []
+
+    async def undo(_: str) -> None:
+        tried.append(durable.current().attempt)
+        if len(tried) < 3:
+            raise ConnectionError("unavailable")
+
+    @workflow("patient")
+    async def patient(step: Step) -> None:
+        async with step.saga("booking", undo_retry=Retry(5, delay="1h", max_delay="1h")):
+            await step("room", lambda: "room", undo=undo)
+        raise ValueError("no funds")
+
+    store = MemoryStore(clock=clock)
+    runtime = Runtime(store, workflows=[patient], clock=clock)
+    run = await runtime.trigger(patient, run_id="t")
+    assert (run.status, run.pending[0].id) == ("suspended", "~undo:room")
+    await Operations(store, clock=clock).pause("t", by="ana", why="wait")
+    await clock.advance(timedelta(hours=2))
+    assert await runtime.sweep() == []
+    run = await runtime.resume("t")
+    assert (run.status, tried) == ("suspended", [1, 2])
+    await clock.advance(timedelta(hours=2))
+    (run,) = await runtime.sweep()
+    assert (str(run.error), tried) == ("no funds", [1, 2, 3])
+
+
+async def test_a_child_is_undone_before_its_parent_learns_of_its_end() -> None:
+    events: list[str] = []
+
+    @workflow("undone-child")
+    async def child(step: Step) -> None:
+        await step("seat", lambda: "seat", undo=events.append)
+        await step("pay", _fail)
+
+    @workflow("undone-parent")
+    async def parent(step: Step) -> None:
+        await step("room", lambda: "room", undo=events.append)
+        try:
+            await step.call("child", child)
+        except RunFailed:
+            await step("hear", events.append, "told")
+            raise
+
+    runtime = Runtime(MemoryStore(), workflows=[parent, child])
+    run = await runtime.trigger(parent, run_id="p")
+    while not run.over:
+        await runtime.sweep()
+        run = await runtime.resume("p")
+    assert (run.status, events) == ("failed", ["seat", "told", "room"])
+
+
+async def _fail() -> None:
+    raise ValueError("no funds")
+
+
+async def test_cancelling_a_parent_undoes_its_children_too() -> None:
+    events: list[str] = []
+
+    @workflow("cancelled-child")
+    async def child(step: Step) -> None:
+        await step("seat", lambda: "seat", undo=events.append)
+        await step.wait_for_event("never", "never")
+
+    @workflow("cancelled-parent")
+    async def parent(step: Step) -> None:
+        await step("room", lambda: "room", undo=events.append)
+        await step.call("child", child)
+
+    runtime = Runtime(MemoryStore(), workflows=[parent, child])
+    run = await runtime.trigger(parent, run_id="p")
+    (child_id,) = run.children
+    await runtime.resume(child_id)
+    assert (await runtime.cancel("p")).status == "cancelled"
+    assert (await runtime.resume(child_id)).status == "cancelled"
+    assert events == ["room", "seat"]
+
+
+async def test_a_marked_step_that_the_function_no_longer_calls_is_reported() -> None:
+    """Nothing is forgotten silently; with the old code a retry undoes it."""
+    undone: list[str] = []
+    calls_old = True
+
+    @workflow("changed")
+    async def changed(step: Step) -> None:
+        if calls_old:
+            await step("old", lambda: "old", undo=undone.append)
+        await step("new", lambda: "new", undo=undone.append)
+        await step.wait_for_event("never", "never")
+
+    runtime = Runtime(MemoryStore(), workflows=[changed])
+    await runtime.trigger(changed, run_id="t")
+    calls_old = False
+    run = await runtime.cancel("t")
+    assert isinstance(run.error, RollbackFailed)
+    assert list(run.error.failures) == ["old"]
+    calls_old = True
+    run = await runtime.retry("t")
+    assert (run.status, undone) == ("cancelled", ["new", "old"])
+
+
+async def test_a_question_is_closed_before_the_run_is_undone() -> None:
+    """No answer is accepted that nothing would see; an approved step is undone like any other."""
+    undone: list[str] = []
+
+    @workflow("asking")
+    async def asking(step: Step) -> None:
+        await step("wire", lambda: "wired", approve="Wire?", undo=undone.append)
+        await step.approval("ship", "Ship?")
+
+    runtime = Runtime(MemoryStore(), workflows=[asking])
+    run = await runtime.trigger(asking, run_id="t")
+    await runtime.approve(run.pending[0].token, by="ana")
+    run = await runtime.resume("t")
+    token = run.pending[0].token
+    assert (await runtime.cancel("t")).status == "cancelled"
+    assert undone == ["wired"]
+    with pytest.raises(TooLate):
+        await runtime.approve(token, by="ana")

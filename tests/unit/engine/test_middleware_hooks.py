@@ -1,0 +1,180 @@
+"""What middleware is told beside the calls around runs and steps."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from perdure import (
+    Client,
+    Middleware,
+    Retry,
+    RunContext,
+    Runtime,
+    Step,
+    StepContext,
+    Worker,
+    WorkerContext,
+    workflow,
+)
+from perdure.engine.middleware import Call, SentSignal
+from perdure.errors import StoreError
+from perdure.stores import MemoryStore
+from perdure.testing import FaultyStore, TestClock
+
+
+class Told(Middleware):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[object] = []
+
+    def after_run(self, run: RunContext, status: str | None) -> None:
+        self.lines.append(status)
+
+    def on_retry(self, step: StepContext, error: Exception, delay: timedelta) -> None:
+        self.lines.append(f"{step.id} {step.attempt}: {error}, {delay}")
+
+    async def around_signal(self, signals: Sequence[SentSignal], call: Call) -> Any:
+        results = await call()
+        self.lines += [
+            (signal.event, result.delivery.value)
+            for signal, result in zip(signals, results, strict=True)
+        ]
+        return results
+
+
+@workflow("approval")
+async def approval(step: Step) -> str:
+    return str(await step.wait_for_event("answer", "answer"))
+
+
+async def test_it_is_told_with_which_status_a_run_was_stored() -> None:
+    told = Told()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+    await runtime.trigger(approval, run_id="1")
+    await runtime.signal("1", "answer", "yes")
+    assert told.lines == ["waiting", ("answer", "delivered"), "completed"]
+
+
+async def test_it_is_told_that_nothing_could_be_stored() -> None:
+    told = Told()
+    store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
+    with pytest.raises(StoreError):
+        await Runtime(store, workflows=[approval], around=[told]).trigger(approval)
+    assert told.lines == [None]
+
+
+async def test_it_is_told_of_attempts_that_failed() -> None:
+    told, clock = Told(), TestClock()
+    retry = Retry(3, delay="1h", max_delay="1d", jitter=False)
+
+    async def flaky(step: Step) -> int:
+        if step.attempt < 3:
+            raise OSError(f"no {step.attempt}")
+        return step.attempt
+
+    @workflow("flaky")
+    async def retried(step: Step) -> int:
+        return await step("fetch", flaky, step, retry=retry)
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[retried], around=[told], clock=clock)
+    await runtime.trigger(retried)
+    for _ in range(2):
+        await clock.advance("2h")
+        await runtime.sweep()
+    assert told.lines == [
+        "fetch 1: no 1, 1:00:00",
+        "suspended",
+        "fetch 2: no 2, 2:00:00",
+        "suspended",
+        "completed",
+    ]
+
+
+async def test_a_client_tells_of_the_events_it_sends() -> None:
+    told = Told()
+    client = Client(MemoryStore(), around=[told])
+    await client.signal("nobody", "answer")
+    assert told.lines == [("answer", "unknown")]
+
+
+async def test_a_broadcast_is_a_signal_to_each_run() -> None:
+    told = Told()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+    for run_id in ("1", "2"):
+        await runtime.trigger(approval, run_id=run_id)
+    assert await runtime.broadcast("answer", "yes", workflow="approval") == 2
+    assert told.lines[2:] == [("answer", "delivered")] * 2
+
+
+async def test_what_fails_while_it_is_told_harms_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Middleware):
+        def after_run(self, run: RunContext, status: str | None) -> None:
+            raise ZeroDivisionError
+
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[Broken()])
+    assert (await runtime.trigger(approval)).status == "waiting"
+    assert "Broken.after_run failed" in caplog.text
+
+
+async def test_it_surrounds_a_worker_and_sees_what_that_does() -> None:
+    seen: list[Any] = []
+    durations: list[float] = []
+
+    class Watching(Middleware):
+        async def around_worker(self, worker: WorkerContext, call: Call) -> Any:
+            worker.observe_appends(durations.append)
+            seen.append((worker.id, worker.concurrency, worker.running))
+            await call()
+            seen.append((await worker.stats()).by_status)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    @workflow("work")
+    async def working(step: Step) -> None:
+        await step("first", work)
+        await step("second", work)
+
+    runtime = Runtime(MemoryStore(), workflows=[working], around=[Watching()])
+    await runtime.trigger(working, wait=False)
+    worker = Worker(runtime, concurrency=7)
+    await worker.run_until_idle()
+    assert seen == [(worker.id, 7, 0), {"completed": 1}]
+    assert len(durations) == 3
+    assert all(seconds >= 0 for seconds in durations)
+
+
+async def test_what_repeats_an_earlier_activation_is_known() -> None:
+    lines: list[tuple[str, bool]] = []
+    clock = TestClock()
+
+    @workflow("replayed")
+    async def replayed(step: Step) -> None:
+        def say(line: str) -> None:
+            lines.append((line, step.replaying))
+
+        say("begins")
+        await step("first", say, "in a step")
+        say("before the night")
+        await asyncio.to_thread(say, "in a thread")
+        await step.sleep("night", "8h")
+        say("after the night")
+        await step("second", say, "in a second step")
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[replayed], clock=clock)
+    await runtime.trigger(replayed)
+    first, lines[:] = lines[:], []
+    await clock.advance("8h")
+    await runtime.sweep()
+    assert {is_replay for _, is_replay in first} == {False}
+    assert lines == [
+        ("begins", True),
+        ("before the night", True),
+        ("in a thread", True),
+        ("after the night", False),
+        ("in a second step", False),
+    ]

@@ -1,0 +1,135 @@
+"""A SQLAlchemy session on the connection of `step.transaction`.
+
+async def reserve(connection, order_id):    # await step.transaction("reserve", reserve, order_id)
+    async with session(connection) as db:
+        db.add(Reservation(order_id=order_id))
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+from perdure.errors import InvalidArgument, MissingDependency
+
+try:
+    # Without it, SQLAlchemy fails only when the first statement is sent.
+    import greenlet  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from sqlalchemy import types
+    from sqlalchemy.dialects.postgresql import JSON, JSONB
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+    from sqlalchemy.pool import NullPool
+except ImportError as error:
+    raise MissingDependency("sqlalchemy[asyncio]", "sqlalchemy") from error
+
+__all__ = ["session"]
+
+_EXPECTED = (
+    "the connection that step.transaction passes on a PostgreSQL or MySQL store; "
+    "on SQLite and MongoDB it is not one that SQLAlchemy can use"
+)
+_MAX_SERVERS = 64
+
+
+@asynccontextmanager
+async def session(connection: Any, **options: Any) -> AsyncGenerator[AsyncSession]:
+    """Open a session in the transaction of a step: what it writes commits with the step's record.
+
+    `connection` is what `step.transaction` passes to the function; `options` are those of
+    `AsyncSession`. At the end of the block the session is flushed; an exception undoes what it has
+    written. Inside, `commit` and `rollback` of the session concern a savepoint.
+    """
+    url, version, lent = _lend(connection)
+    token = _LENT.set(lent)
+    try:
+        async with (
+            # Begun here: the session then joins it by a savepoint.
+            _engine(url, version).begin() as joined,
+            AsyncSession(joined, join_transaction_mode="create_savepoint", **options) as db,
+        ):
+            yield db
+            await db.commit()
+    finally:
+        _LENT.reset(token)
+
+
+class _Lent:
+    """A connection of the store that its user can neither close nor end the transaction of."""
+
+    def __init__(self, connection: Any) -> None:
+        self._lent = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lent, name)
+
+    async def _nothing(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+
+class _LentAsyncpg(_Lent):
+    """SQLAlchemy sets codecs for JSON, which cannot be undone: those of the pool's owner stay."""
+
+    close = set_type_codec = _Lent._nothing
+
+    def terminate(self) -> None:
+        """Do nothing: the store closes its connections."""
+
+
+class _LentAsyncmy(_Lent):
+    """SQLAlchemy commits and rolls back what it believes to be its own transaction."""
+
+    ensure_closed = commit = rollback = _Lent._nothing
+
+    def close(self) -> None:
+        """Do nothing: the store closes its connections."""
+
+
+def _lend(connection: Any) -> tuple[str, str, _Lent]:
+    """Return the URL of the dialect for a connection, the server's version, and a proxy of it."""
+    module = type(connection).__module__.partition(".")[0]
+    if module == "asyncpg":
+        version = str(connection.get_server_version())
+        return "postgresql+asyncpg://", version, _LentAsyncpg(connection)
+    if module == "asyncmy":
+        return "mysql+asyncmy://", str(connection.get_server_info()), _LentAsyncmy(connection)
+    raise InvalidArgument("connection", connection, _EXPECTED)
+
+
+_LENT: ContextVar[_Lent] = ContextVar("perdure_sqlalchemy_connection")
+
+
+async def _lent(*_: object, **__: object) -> Any:
+    return _LENT.get()
+
+
+@lru_cache(maxsize=_MAX_SERVERS)
+def _engine(url: str, version: str) -> AsyncEngine:
+    """Return an engine without connections of its own, for all servers of one version.
+
+    Kept, because an engine asks the server for its settings with its first connection.
+    """
+    engine = create_async_engine(url, async_creator=_lent, poolclass=NullPool)
+    if engine.dialect.name == "postgresql":
+        text: dict[Any, Any] = {types.JSON: _TextJson, JSON: _TextJson, JSONB: _TextJsonb}
+        engine.dialect.colspecs = {**engine.dialect.colspecs, **text}
+    return engine
+
+
+def _read_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str | bytes) else value
+
+
+class _TextJson(JSON):
+    """A value of type json, which asyncpg returns as a string."""
+
+    def result_processor(self, dialect: Any, coltype: object) -> Any:
+        return _read_json
+
+
+class _TextJsonb(JSONB):
+    """A value of type jsonb, which asyncpg returns as a string."""
+
+    def result_processor(self, dialect: Any, coltype: object) -> Any:
+        return _read_json

@@ -15,7 +15,7 @@ say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help demo demo-dashboard test verify check fmt bench lint types servers clean
+.PHONY: help docs demo demo-dashboard test verify check fmt bench lint types servers pythons dist clean
 
 help:
 	@echo 'make demo   kill a workflow, start it again, and watch it finish (needs no extras)'
@@ -24,6 +24,8 @@ help:
 	@echo 'make verify run random programs while workers are killed and paused; SECONDS=, STORES=, SEED='
 	@echo 'make check  run the quick part: lint, types, and the tests that need no server'
 	@echo 'make fmt    format the code and apply ruff fixes'
+	@echo 'make docs   build the documentation as a site in build/site; nothing in it is loaded from elsewhere'
+	@echo 'make dist   build the wheel and the source distribution, and try both on every Python'
 	@echo 'make bench  compare with raw drivers and other libraries; FAST=1 takes five minutes'
 	@echo 'make clean  remove everything that was installed or cached here'
 
@@ -33,15 +35,21 @@ demo: $(VENV)/.bare
 demo-dashboard: $(VENV)/.dashboard
 	@$(BIN)/perdure demo
 
-test: $(VENV)/.dev servers lint types
+# The other Pythons run beside the tests that wait for servers, and before those that measure time.
+test: $(VENV)/.dev servers pythons lint types
 	$(call say,tests: all, on real servers)
-	@$(ALL) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
+	@mkdir -p build; scripts/pythons test $(PYTEST_ARGS) >build/pythons.log 2>&1 & others=$$!; \
+	trap 'kill $$others' INT TERM; \
+	$(ALL) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
+	wait $$others; pythons=$$?; \
+	printf '\n\033[1m== %s\033[0m\n' 'tests: on other Pythons'; cat build/pythons.log; \
 	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \
 	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
-	case "$$together $$alone" in '0 0' | '0 5' | '5 0') ;; *) exit 1 ;; esac
+	case "$$pythons $$together $$alone" in '0 0 0' | '0 0 5' | '0 5 0') ;; *) exit 1 ;; esac
 
 SECONDS ?= 600
 verify: $(VENV)/.dev servers
+	@PERDURE_TEST_LONG=1 $(ALL) -m long -q
 	@$(BIN)/python -m tests.durability.verifier --seconds $(SECONDS) \
 		$(if $(STORES),--stores '$(STORES)') $(if $(SEED),--seed $(SEED))
 
@@ -67,6 +75,18 @@ fmt: $(VENV)/.dev
 
 bench: $(VENV)/.dev servers
 	@$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+docs: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo 'built; to read it: $(BIN)/python -m http.server --directory build/site'
+
+pythons: $(VENV)/.dev
+	$(call say,python: other versions)
+	@scripts/pythons install
+
+dist: $(VENV)/.dev pythons
+	$(call say,dist: wheel and source distribution)
+	@scripts/dist
 
 servers: $(NODE)/.installed
 	@scripts/install-servers

@@ -38,6 +38,7 @@ COLUMNS = {
         "queues",
         "inbox",
         "transaction",
+        "transactional_enqueue",
         "notify",
         "maintenance",
         "search",

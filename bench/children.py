@@ -1,10 +1,12 @@
 """Workload K: what child runs cost, beside the same runs without a parent.
 
 `python -m bench.children [sqlite postgres …]` prints the writes of one child, and the time of many
-children of one parent beside that of as many plain runs.
+children of one parent beside that of as many plain runs. The memory is the largest that this
+process, which is worker, parent and client at once, has used so far.
 """
 
 import asyncio
+import resource
 import sys
 from collections import Counter
 
@@ -74,6 +76,11 @@ async def writes_of_one() -> Counter[str]:
     return Counter({verb: counts[verb] for verb in WRITES if counts[verb]})
 
 
+def peak_megabytes() -> float:
+    """Return the most memory that this process has used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 async def main(names: list[str]) -> None:
     """Measure each store and print the times."""
     writes = await writes_of_one()
@@ -87,7 +94,8 @@ async def main(names: list[str]) -> None:
             await store.close()
         print(
             f"{name:10} {CHILDREN:,} plain runs {alone:6.2f} s, children {together:6.2f} s "
-            f"({together / alone:.2f}×), parent activated {activations} times",
+            f"({together / alone:.2f}×), parent activated {activations} times, "
+            f"{peak_megabytes():.0f} MB",
             flush=True,
         )
 

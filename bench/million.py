@@ -206,6 +206,6 @@ def copy_runs(url: str, copies: int) -> None:
             )
             connection.execute(_COPIED_BY_SQLITE, {"copies": copies})
         return
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(_COPIED_BY_POSTGRES, {"copies": copies, "slot": slot})
-        connection.execute("VACUUM ANALYZE perdure_runs")
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(_COPIED_BY_POSTGRES, {"copies": copies, "slot": slot})
+        database.execute("VACUUM ANALYZE perdure_runs")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from statistics import median
 
-from bench.peers import Peer, install
+from bench.peers import Peer, PeerFailed, install
 from bench.places import Place, place
 from bench.timing import now
 from bench.workloads import finished
@@ -72,14 +72,18 @@ async def started_peer(place: Place) -> AsyncIterator[Peer | None]:
 
 
 async def measure(store: Store, peer: Peer | None) -> dict[str, float]:
-    """Return the median rate of each lane; they take turns."""
+    """Return the median rate of each lane; they take turns. A peer that fails is left out."""
     rates: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
         for name, definition in LANES.items():
             rates[name].append(await rate(store, definition))
             if peer is not None and name in peer.workloads:
-                rates[f"{name}, {peer.version}"].append(await peer.ask(name, PEER_RUNS))
-    return {name: median(each) for name, each in rates.items()}
+                try:
+                    rates[f"{name}, {peer.version}"].append(await peer.ask(name, PEER_RUNS))
+                except PeerFailed as error:
+                    print(f"{peer.version} failed: {error}", flush=True)
+                    peer = None
+    return {name: median(each) for name, each in rates.items() if each}
 
 
 async def main(names: list[str]) -> None:

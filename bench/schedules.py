@@ -14,13 +14,16 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
 from perdure import Runtime, Step, Worker, workflow
+from perdure.clock import parse_iso
+from perdure.store import Query, require_search
 from perdure.stores import open_store
 
 LEASE = 5
@@ -77,6 +80,10 @@ class Workers:
         """Count only what is used from now on."""
         self.cpu = -sum(cpu_seconds(process.pid) for process in self._alive)
 
+    def used(self) -> float:
+        """Return the processor time that all workers have used since `begin`."""
+        return self.cpu + sum(cpu_seconds(process.pid) for process in self._alive)
+
     def stop(self) -> None:
         """Kill all workers."""
         for process in self._alive:
@@ -116,7 +123,10 @@ async def measure(arguments: argparse.Namespace, log: str) -> dict[str, float]:
             if arguments.kill_every:
                 workers.kill_one()
         await asyncio.sleep(LEASE + 5 if arguments.kill_every else 0)
-        elapsed = time.monotonic() - began
+        elapsed, cpu = time.monotonic() - began, workers.used()
+        # A schedule that is due now is not overdue.
+        overdue = await count_overdue(runtime)
+        await end_all(runtime)
     finally:
         workers.stop()
     infos = await runtime.schedules()
@@ -124,23 +134,51 @@ async def measure(arguments: argparse.Namespace, log: str) -> dict[str, float]:
     lines = [line.split() for path in Path(log).iterdir() for line in path.read_text().splitlines()]
     late = [float(line[1]) for line in lines]
     counts = Counter(line[0] for line in lines)
-    # A schedule that was due when the workers were stopped is not overdue.
-    now = datetime.now(UTC)
-    overdue = sum(
-        info.next_at is not None and now - info.next_at > timedelta(seconds=5) for info in infos
-    )
+    period = timedelta(seconds=arguments.period)
+    left_out = sum(gaps(times, period) for times in by_schedule(counts).values())
     return {
         "schedules": arguments.schedules,
         "kills": workers.kills,
         "started": sum(info.started for info in infos),
         "ran": len(counts),
         "missed": sum(info.missed for info in infos),
+        "left out": left_out,
         "overdue": overdue,
         "repeated steps": sum(counts.values()) - len(counts),
         "late p50 ms": round(quantiles(late, n=100)[49] * 1000),
         "late p99 ms": round(quantiles(late, n=100)[98] * 1000),
-        "share of a core": round(workers.cpu / elapsed, 3),
+        "share of a core": round(cpu / elapsed, 3),
     }
+
+
+async def count_overdue(runtime: Runtime) -> int:
+    """Return how many schedules should have acted five seconds ago."""
+    before = datetime.now(UTC) - timedelta(seconds=5)
+    infos = await runtime.schedules()
+    return sum(info.next_at is not None and info.next_at < before for info in infos)
+
+
+async def end_all(runtime: Runtime) -> None:
+    """Pause all schedules, and wait until the runs that they have started are over."""
+    for info in await runtime.schedules():
+        await (await runtime.get_schedule(info.name)).pause()
+    open_runs = Query(workflows=(tick.name,), statuses=("queued", "running", "suspended"))
+    while (await require_search(runtime.store).search(open_runs, 1)).runs:
+        await asyncio.sleep(0.5)
+
+
+def by_schedule(run_ids: Iterable[str]) -> dict[str, list[datetime]]:
+    """Return the nominal times of the runs of each schedule."""
+    times: defaultdict[str, list[datetime]] = defaultdict(list)
+    for run_id in run_ids:
+        name, _, time = run_id.rpartition("@")
+        times[name].append(parse_iso(time))
+    return times
+
+
+def gaps(times: Sequence[datetime], period: timedelta) -> int:
+    """Return how many times are missing between the first and the last."""
+    return (max(times) - min(times)) // period + 1 - len(times)
 
 
 def main() -> None:

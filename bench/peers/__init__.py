@@ -91,6 +91,8 @@ class Peer:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        if self._errors.closed:
+            return ""
         with self._errors:
             self._errors.seek(0)
             return _last_line(self._errors.read().decode(errors="replace"))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from perdure import Client, Limit, Limits, Queue, Rate, Runtime, Step, Worker, w
 from perdure.clock import Clock
 from perdure.errors import StoreError
 from perdure.runtime.definition import Definition
-from perdure.store import QueueStore, Store, require_queues
+from perdure.store import Grant, QueueStore, Store, require_queues
 from perdure.stores.memory import MemoryStore
 from perdure.stores.sqlite import sqlite
 from perdure.testing.clock import TestClock
@@ -160,6 +160,38 @@ async def test_keys_are_served_fairly_and_in_order(clock: TestClock) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [20, None])
+class StallingStore(MemoryStore):
+    """A store whose process is stopped for ten seconds after each claim of runs in queues."""
+
+    def __init__(self, clock: TestClock) -> None:
+        super().__init__(clock=clock)
+        self.clock = clock
+
+    async def claim(self, *arguments: Any, **options: Any) -> Sequence[Grant]:
+        grants = await super().claim(*arguments, **options)
+        if any(grant.queue.startswith("emails") for grant in grants):
+            await self.clock.advance("10s")
+        return grants
+
+
+async def test_a_worker_that_was_stopped_finds_what_became_due_since(clock: TestClock) -> None:
+    """Otherwise it would take the store's clock to be behind, and its queues to be empty."""
+
+    @workflow("email", queue=Queue("emails", concurrency=2))
+    async def email(step: Step, to: str) -> None:
+        await step("send", lambda: None)
+
+    @workflow("newsletter")
+    async def newsletter(step: Step) -> None:
+        await step.call("first", email, "ana")
+        await step.call("second", email, "bob")
+
+    runtime = Runtime(StallingStore(clock), workflows=[email, newsletter], clock=clock)
+    await runtime.trigger(newsletter, wait=False)
+    await clock.run(Worker(runtime).run_until_idle())
+    assert {run.status for run in await runtime.store.list()} == {"completed"}
+
+
 async def test_more_keys_than_a_round_looks_at_have_equal_shares(
     clock: TestClock, concurrency: int | None
 ) -> None:

@@ -207,7 +207,9 @@ class ServedQueue:
     def _wait_for(self, pools: Iterable[Pool]) -> None:
         now = self._permits.clock.monotonic()
         for pool in pools:
-            if not pool.free and pool.look_at > now:
+            # Even if that time has come since the claim: runs still wait for these permits, and
+            # without a pause the queue would count as empty.
+            if not pool.free and pool.look_at:
                 self._look_again_in(pool.look_at - now)
 
     def _look_again_in(self, seconds: float) -> None:
@@ -315,6 +317,16 @@ class Rounds:
         """
         at = now or self._clock.now() + self._ahead
         turns: list[Turn] = []
+
+        async def timed_claim(most: int, queues: Mapping[str, int]) -> Sequence[Grant]:
+            # The time before the call: with a later one, a process that stalls would take the
+            # store's clock to be behind, and miss the runs that have just become due.
+            asked_at = self._clock.now()
+            grants = await claim(most, queues)
+            if grants:
+                self._ahead = grants[0].now - asked_at
+            return grants
+
         self._served.append(self._served.pop(0))
         try:
             for number, each in enumerate(self._served):
@@ -322,12 +334,11 @@ class Rounds:
                 share = -(-(room - len(turns)) // (len(self._served) - number))
                 each.pause, each.next_names = None, ()
                 if share and each.queue.name not in self.paused:
-                    turns += await each.take(Asked(share, drives, claim, at))
+                    turns += await each.take(Asked(share, drives, timed_claim, at))
         except StoreError as error:
             if not turns:
                 raise
             logger.warning("taking runs from queues failed (%s); retrying", error)
-        self._learn(turns)
         return turns
 
     async def permit(self, queue: Queue, name: str, grant: Grant) -> Turn | None:
@@ -350,10 +361,6 @@ class Rounds:
         touched = tuple(self._touched - kept)
         self._touched -= {pool for pool in touched if not pool.fresh}
         await self._permits.return_idle(touched, keep_fresh=True)
-
-    def _learn(self, turns: Sequence[Turn]) -> None:
-        if turns:
-            self._ahead = turns[0].grant.now - self._clock.now()
 
     async def clean_up(self) -> None:
         """Delete the permits of keys that are no longer in use, from time to time."""

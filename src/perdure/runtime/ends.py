@@ -101,9 +101,10 @@ async def report_end(
         asked.append(caller)
     if not asked:
         return
-    outcome = missing_outcome(run_id)
     if is_over(rest_status(snapshot)):
         outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
+    else:
+        outcome = missing_outcome(run_id)
     messages = [done_message(run_id, each["event"], each["run"], outcome) for each in asked]
     receipts = await send_messages(session, messages)
     for each, receipt in zip(asked, receipts, strict=True):

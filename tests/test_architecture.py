@@ -41,6 +41,7 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "errors": (("error",), ("values", "steps", "runs", "stores"), ("operators",)),
     "engine": (
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
         ("ahead",),

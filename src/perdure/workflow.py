@@ -294,8 +294,8 @@ class LocalRun:
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Return the run's state as new plain JSON."""
         if metadata is not None:
-            own = self._history.metadata
-            own = {name: own[name] for name in own if name in _OWN_METADATA or is_patch(name)}
+            known = self._history.metadata
+            own = {name: known[name] for name in known if name in _OWN_METADATA or is_patch(name)}
             metadata = {**own, **metadata}
         block = self._current_block()
         return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))

@@ -28,8 +28,9 @@ from perdure.engine import call as calls
 from perdure.engine.attempts import LONG_DELAY
 from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.history import EncodedRecord, History
+from perdure.engine.history import History
 from perdure.engine.middleware import Around
+from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import Interrupted, call_in, detached, finish, outside_runs
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost, PermitLost
@@ -313,9 +314,9 @@ class JournaledRun(RunHost):
             record.json,
             record.at,
             replaces=call.replaces,
-            waits=history.take_changed_waits(),
-            metadata=history.take_changed_metadata(),
-            outbox=self._take_items() if history.changed_outbox else _NO_ITEMS,
+            waits=history.waits.take_changes(),
+            metadata=history.metadata.take_changes(),
+            outbox=self._take_items() if history.outbox.changed else _NO_ITEMS,
             warnings=record.warnings,
         )
         self._n += 1
@@ -323,7 +324,7 @@ class JournaledRun(RunHost):
 
     def _take_items(self) -> Mapping[str, OutboxItem | None]:
         """Return the changes of the outbox for the next entry, after which they are delivered."""
-        items = self._undelivered[self._n + 1] = self.history.take_changed_outbox()
+        items = self._undelivered[self._n + 1] = self.history.outbox.take_changes()
         return items
 
     def _deliver(self, entry: Entry) -> None:
@@ -341,7 +342,7 @@ class JournaledRun(RunHost):
 
     async def persist(self) -> None:
         """Append the waits that began or ended, and what the run does to other runs."""
-        if self.history.changed_waits or self.history.changed_outbox:
+        if self.history.waits.changed or self.history.outbox.changed:
             await self._write_delta(self.block())
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
@@ -377,7 +378,7 @@ class JournaledRun(RunHost):
 
     async def _write_delta(self, block: ExecutionBlock) -> None:
         history = self.history
-        waits, metadata = history.take_changed_waits(), history.take_changed_metadata()
+        waits, metadata = history.waits.take_changes(), history.metadata.take_changes()
         data = waits_delta(block, waits, metadata, self._take_items())
         self._n += 1
         await self._write(Entry(self.id, self._epoch, self._n, data))

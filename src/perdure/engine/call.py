@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
-from perdure.engine.history import EncodedRecord
+from perdure.engine.records import EncodedRecord
 from perdure.errors import DriftError
 from perdure.limits import Cost
 from perdure.retry import Retry, Timeout

@@ -91,9 +91,9 @@ async def start_run(
             return await run.fail(call, taken)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
-        run.history.put_item(f"start:{name}", item)
+        run.history.outbox.put(f"start:{name}", item)
         value = await run.succeed(call, ref)
-        run.history.add_child(msgspec.to_builtins(ref), call.path)
+        run.history.children.add(msgspec.to_builtins(ref), call.path)
         return value
     finally:
         run.branches.end(call)
@@ -153,7 +153,7 @@ def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> 
 async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxItem) -> None:
     """Make a wait durable together with what brings its answer."""
     run.history.open_wait(wait)
-    run.history.put_item(f"wait:{wait['id']}", item)
+    run.history.outbox.put(f"wait:{wait['id']}", item)
     try:
         await host.persist()
     except Interrupted:

@@ -21,9 +21,11 @@ from perdure.engine.attempts import NO_STORE, attempt_once, attempts
 from perdure.engine.branches import Branch, Branches
 from perdure.engine.call import SCOPE, WAITS, Received, RunHost, StepCall, undecorated
 from perdure.engine.failures import leading_to, passing_through
-from perdure.engine.history import EncodedRecord, History, Marked, warnings_of
+from perdure.engine.history import History, Marked
 from perdure.engine.invoke import check_callable, invoke, is_awaited
+from perdure.engine.losses import warnings_of
 from perdure.engine.middleware import Around
+from perdure.engine.records import EncodedRecord
 from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call

@@ -149,9 +149,9 @@ class RunMap:
             item = self._children.new_runs(
                 self._target, payloads, self._base, first, name, self._options, full
             )
-            run.history.put_item(f"start:{call.wait_id()}", item)
+            run.history.outbox.put(f"start:{call.wait_id()}", item)
             value = await run.succeed(call, facts)
-            run.history.add_child(facts, call.path)
+            run.history.children.add(facts, call.path)
             return value
         finally:
             run.branches.end(call)
@@ -202,7 +202,7 @@ class RunMap:
 
     def _cancel(self) -> None:
         history, at = self._run.history, isoformat(self._run.clock.now())
-        history.cancel_runs(self._call.wait_id(), history.forget_children(self._base), at)
+        history.cancel_runs(self._call.wait_id(), history.children.forget(self._base), at)
 
     async def _is_complete(self) -> bool:
         """Return whether all runs had ended when this run was retried.
@@ -253,10 +253,10 @@ class RunMap:
         try:
             if is_last:
                 call.run = self._base
-                run.history.put_item(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
+                run.history.outbox.put(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
             value = await run.succeed(call, chunk)
             if is_last:
-                run.history.forget_children(self._base)
+                run.history.children.forget(self._base)
             return value
         finally:
             run.branches.end(call)

@@ -52,7 +52,7 @@ async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None
     await begin_call(run, call)
     try:
         item = children.answer(answer_key(question.id), call.args[0])
-        run.history.put_item(f"answer:{question.id}", item)
+        run.history.outbox.put(f"answer:{question.id}", item)
         await run.succeed(call, None)
     finally:
         run.branches.end(call)

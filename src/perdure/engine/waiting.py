@@ -10,7 +10,7 @@ from perdure.clock import isoformat, parse_iso
 from perdure.engine.attempts import NO_STORE, attempts
 from perdure.engine.call import SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.history import EncodedRecord
+from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted
 from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver
 from perdure.result import Err, Ok

@@ -258,7 +258,7 @@ class Driver:
         history = History(definition.name, snapshot)
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
-            history.changed_metadata.update(definition.identity)
+            history.metadata.changed.update(definition.identity)
         if history.rollback is None:
             history.drop(failures_to_retry(snapshot))
         return definition, payload, history

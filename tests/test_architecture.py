@@ -48,6 +48,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("history",),
         ("call", "patches"),
         ("middleware",),
+        ("active_run",),
         ("attempts",),
         ("execution",),
         ("sagas",),

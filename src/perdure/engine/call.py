@@ -208,6 +208,10 @@ def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str
     return hashlib.sha256(identity).hexdigest()[:32]
 
 
+NO_STORE = "a Workflow in this process"
+"""What a run has instead of a host if nothing stores its records."""
+
+
 class RunHost(Protocol):
     """Where a run's records become durable and its waits are spent."""
 

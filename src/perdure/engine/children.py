@@ -11,8 +11,7 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, isoformat, parse_duration
-from perdure.engine.attempts import NO_STORE
-from perdure.engine.call import RunHost, StepCall
+from perdure.engine.call import NO_STORE, RunHost, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, ChildRuns, Target
 from perdure.engine.tasks import Interrupted
@@ -59,7 +58,7 @@ async def call_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.call")
-    await begin_call(run, call)
+    await run.enter(call)
     try:
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
@@ -82,7 +81,7 @@ async def start_run(
     if found is not None:
         return run.replay(call, *found)
     children = children_of(run, "step.start")
-    await begin_call(run, call)
+    await run.enter(call)
     try:
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
@@ -118,7 +117,7 @@ async def await_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.result")
-    await begin_call(run, call)
+    await run.enter(call)
     try:
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
@@ -130,14 +129,6 @@ async def await_run(
         return await _receive_end(run, call, wait, children.known(ref.workflow))
     finally:
         run.branches.end(call)
-
-
-async def begin_call(run: Execution, call: StepCall) -> None:
-    """Begin a call that is more than a function; if the run is being paused, stop here."""
-    if run.gated:
-        await run.gate(call)
-    run.begin(call)
-    run.branches.begin(call)
 
 
 def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> PendingWait:

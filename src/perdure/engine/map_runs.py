@@ -16,7 +16,6 @@ from perdure.engine.call import RunHost, StepCall
 from perdure.engine.children import (
     RunRef,
     await_run,
-    begin_call,
     children_of,
     run_failed,
 )
@@ -73,7 +72,7 @@ class RunMap:
         """
         if self._is_seen or not self._items:
             return
-        await begin_call(self._run, self._call)
+        await self._run.enter(self._call)
         try:
             self._call.consumes = ()
             if failure is None:
@@ -130,7 +129,7 @@ class RunMap:
 
     async def _start_chunk(self, call: StepCall, first: int) -> Any:
         run, name = self._run, self._call.wait_id()
-        await begin_call(run, call)
+        await run.enter(call)
         try:
             if not self._base:
                 self._base = self._children.base_id(name)
@@ -174,7 +173,7 @@ class RunMap:
     async def _wait(self) -> None:
         """Wait for the message that the log is complete; the first record consumes it."""
         call = self._call
-        await begin_call(self._run, call)
+        await self._run.enter(call)
         try:
             if await self._is_complete():
                 return
@@ -249,7 +248,7 @@ class RunMap:
 
     async def _record(self, call: StepCall, chunk: list[Any], *, is_last: bool) -> Any:
         run = self._run
-        await begin_call(run, call)
+        await run.enter(call)
         try:
             if is_last:
                 call.run = self._base

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from perdure import codec
 from perdure.clock import isoformat, parse_iso
-from perdure.engine.attempts import NO_STORE, attempts
-from perdure.engine.call import SCOPE, Received, RunHost, StepCall
+from perdure.engine.attempts import attempts
+from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted
@@ -108,10 +108,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return await run.answer(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    if run.gated:
-        await run.gate(call)
-    run.begin(call)
-    run.branches.begin(call)
+    await run.enter(call)
     try:
         try:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))

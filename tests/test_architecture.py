@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("outbox",),
         ("asks",),
         ("host",),
-        ("outcome",),
+        ("journaled_run", "outcome", "snapshot_run"),
         ("lifecycle",),
         ("rollback",),
         ("run",),

@@ -14,8 +14,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from perdure import codec
-from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
+from perdure.durable.host import RunHost
+from perdure.durable.journaled_run import JournaledRun
 from perdure.durable.session import Session
+from perdure.durable.snapshot_run import SnapshotRun
 from perdure.engine.arguments import Arguments
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function

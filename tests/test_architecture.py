@@ -83,6 +83,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("changes", "registry", "schedule_info", "transitions"),
         ("children",),
         ("delivery",),
+        ("settlement",),
         ("driver", "reader"),
         ("starter",),
         ("schedules",),

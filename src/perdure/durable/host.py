@@ -48,7 +48,6 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
-    `keeps_result` says that the records are dropped when the run has ended.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class RunHost(calls.RunHost, ABC):
         self.outbox: Outbox | None = None
         self.around: Around | None = None
         self.leftovers: Sequence[str] = ()
-        self.keeps_result = False
         self._execution: Execution | None = None
         self._reports: ReportWriter | None = None
 
@@ -200,6 +198,7 @@ class RunHost(calls.RunHost, ABC):
 
     def message_came(self) -> None:
         """Look into the inbox."""
+        # One that has not started has yet to look at the messages that came with its lease.
         if self._execution is not None:
             self.suspension.look()
             if self.on_message is not None:
@@ -227,6 +226,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def release(self, wake_at: datetime | None = None) -> None:
         """Release the lease; the run can be claimed at once, or from `wake_at` on."""
+        # First: a renewal that finds the lease released would report it as lost.
         self.session.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):

@@ -18,9 +18,9 @@ from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, Store
 from perdure.presence.heartbeat import Activity, Heartbeat
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches
-from perdure.runtime.driver import Rested
 from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.settlement import Rested
 from perdure.runtime.transitions import pause
 from perdure.store import (
     Drivable,

@@ -132,7 +132,11 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("schedules",),
         ("operations",),
     ),
-    "worker": (("claims", "context", "counters", "pace", "takeover"), ("worker",)),
+    "worker": (
+        ("claims", "context", "counters", "pace", "takeover"),
+        ("runs",),
+        ("worker",),
+    ),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -58,8 +58,7 @@ async def call_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.call")
-    await run.enter(call)
-    try:
+    async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
             child = children.child_id(call.wait_id(), options)
@@ -69,8 +68,6 @@ async def call_run(
             item = children.new_run(target, payload, child, call.wait_id(), options, reply_to)
             await _open(run, host, wait, item)
         return await _receive_end(run, call, wait, target)
-    finally:
-        run.branches.end(call)
 
 
 async def start_run(
@@ -81,8 +78,7 @@ async def start_run(
     if found is not None:
         return run.replay(call, *found)
     children = children_of(run, "step.start")
-    await run.enter(call)
-    try:
+    async with run.in_flight(call):
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
         item = children.new_run(target, payload, child, name, options)
@@ -90,12 +86,14 @@ async def start_run(
             return await run.fail(call, taken)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
+        # The run may have been broken off while the conflict was looked for. It would start a child
+        # that it has no record of, and so could not cancel.
+        run.check_live(call.id)
+        # Before the record is written, so that the same write contains it.
         run.history.outbox.put(f"start:{name}", item)
         value = await run.succeed(call, ref)
         run.history.children.add(msgspec.to_builtins(ref), call.path)
         return value
-    finally:
-        run.branches.end(call)
 
 
 async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Exception | None:
@@ -117,8 +115,7 @@ async def await_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.result")
-    await run.enter(call)
-    try:
+    async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
             wait = _new_wait(run, call, ref.id, cancels=False)
@@ -127,8 +124,6 @@ async def await_run(
                 wait["wakeAt"] = isoformat(until)
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
         return await _receive_end(run, call, wait, children.known(ref.workflow))
-    finally:
-        run.branches.end(call)
 
 
 def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> PendingWait:
@@ -156,6 +151,7 @@ async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxIt
 
 def give_up(run: Execution, wait: PendingWait) -> None:
     """End a wait that was cancelled or timed out, and cancel the run that it was for."""
+    # A run that is being suspended gives nothing up: it finds the wait when it resumes.
     if run.live:
         run.history.close_wait(wait["id"])
         if wait.get("cancels"):

@@ -292,12 +292,9 @@ class Execution(ActiveRun):
             self.tell(StepStart, call, call.record_key)
         call.started = self.clock.monotonic()
 
-    async def enter(self, call: StepCall) -> None:
-        """Begin a call that is more than a function; it is in flight until `branches.end`."""
-        if self.gated:
-            await self.gate(call)
-        self.begin(call)
-        self.branches.begin(call)
+    def in_flight(self, call: StepCall) -> "InFlight":
+        """Return a block in which a call is in flight that is more than a function."""
+        return InFlight(self, call)
 
     async def succeed(self, call: StepCall, value: Any) -> Any:
         """Record a value and return what the function sees of it."""
@@ -400,3 +397,23 @@ class Execution(ActiveRun):
     def sagas_that_ended_it(self) -> list[str]:
         """Return the keys of the sagas through which the run's end came."""
         return passing_through(self.saga_failures, self.failures, self.ended_by)
+
+
+class InFlight:
+    """A block that begins a call, unless none may begin, and ends with it."""
+
+    __slots__ = ("_call", "_run")
+
+    def __init__(self, run: Execution, call: StepCall) -> None:
+        self._run = run
+        self._call = call
+
+    async def __aenter__(self) -> None:
+        run, call = self._run, self._call
+        if run.gated:
+            await run.gate(call)
+        run.begin(call)
+        run.branches.begin(call)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._run.branches.end(self._call)

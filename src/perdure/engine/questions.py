@@ -49,10 +49,7 @@ async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None
         run.replay(call, *found)
         return
     children = children_of(run, "step.reply")
-    await run.enter(call)
-    try:
+    async with run.in_flight(call):
         item = children.answer(answer_key(question.id), call.args[0])
         run.history.outbox.put(f"answer:{question.id}", item)
         await run.succeed(call, None)
-    finally:
-        run.branches.end(call)

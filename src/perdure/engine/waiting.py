@@ -108,8 +108,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return await run.answer(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    await run.enter(call)
-    try:
+    async with run.in_flight(call):
         try:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))
         except Interrupted as interrupted:
@@ -123,8 +122,6 @@ async def transact(run: Execution, call: StepCall) -> Any:
         run.publish(call, record)
         if run.host.always_replay:
             await run.host.halt(record.key)
-    finally:
-        run.branches.end(call)
     run.tell_success(call, record)
     return record.value
 

@@ -44,7 +44,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "errors": (("error",), ("values", "steps", "runs", "stores"), ("operators",)),
     "engine": (
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
-        ("ahead", "losses", "records", "started_runs", "tracked"),
+        ("ahead", "environment", "losses", "records", "started_runs", "tracked"),
         ("history",),
         ("call", "patches"),
         ("middleware",),

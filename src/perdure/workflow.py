@@ -26,6 +26,7 @@ from uuid import UUID
 from perdure import codec
 from perdure.cache import CacheLike, as_cache
 from perdure.clock import Clock, SystemClock, check_clock, isoformat
+from perdure.engine.environment import Environment
 from perdure.engine.execution import Execution
 from perdure.engine.fingerprint import definition_hash
 from perdure.engine.function import Deps, WorkflowFunction, as_deps, body_of, run_function
@@ -240,9 +241,9 @@ class LocalRun:
             history=self._history,
             clock=self._clock,
             random=random,
+            environment=Environment(deps=deps),
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
-            deps=deps,
         )
 
     def bind(self, fn: Callable[..., Any]) -> None:

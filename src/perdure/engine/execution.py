@@ -19,12 +19,12 @@ from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
 from perdure.engine.branches import Branch
 from perdure.engine.call import NO_STORE, SCOPE, WAITS, RunHost, StepCall, undecorated
+from perdure.engine.environment import Environment
 from perdure.engine.failures import leading_to, passing_through
 from perdure.engine.history import History, Marked
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
-from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
@@ -90,26 +90,19 @@ class Execution(ActiveRun):
         history: History,
         clock: Clock,
         random: Random,
+        environment: Environment,
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
-        errors: codec.ErrorScope = codec.NOWHERE,
-        types: codec.DeclaredTypes = codec.NO_TYPES,
-        payload: object = None,
-        deps: Any = None,
-        encode_input: Callable[[Any], Any] | None = None,
-        children: ChildRuns | None = None,
-        arguments: Arguments = "off",
-        callback_url: str = "",
         host: RunHost | None = None,
     ) -> None:
         super().__init__(workflow, run_id, history, clock, random, emit, host)
         self.cache = cache
-        self.errors, self.types = errors, types
-        self.payload, self.deps = payload, deps
-        self.encode_input = encode_input
-        self.children = children
-        self.arguments: Arguments = arguments
-        self.callback_url = callback_url
+        self.errors, self.types = environment.errors, environment.types
+        self.payload, self.deps = environment.payload, environment.deps
+        self.encode_input = environment.encode_input
+        self.children = environment.children
+        self.arguments: Arguments = environment.arguments
+        self.callback_url = environment.callback_url
         self.replayed = 0
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}

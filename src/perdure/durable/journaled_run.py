@@ -79,6 +79,7 @@ class JournaledRun(RunHost):
 
     def _take_items(self) -> Mapping[str, OutboxItem | None]:
         """Return the changes of the outbox for the next entry, after which they are delivered."""
+        # By the number that the entry will have: they are delivered when that one is accepted.
         items = self._undelivered[self._n + 1] = self.history.outbox.take_changes()
         return items
 
@@ -177,6 +178,7 @@ class JournaledRun(RunHost):
         cancelled = await self._close_asks(block.get("pending", ()))
         if not rest.delete:
             if self.outbox is not None:
+                # Before the snapshot is encoded: it must not contain what was delivered.
                 await self.outbox.drain()
             if self.history.outbox and rest.status != "paused":
                 # No process delivers while the run is at rest, so the next owner does it at once.

@@ -41,6 +41,7 @@ class SnapshotRun(RunHost):
 
     async def persist(self) -> None:
         """Save the snapshot as it is now, unless another call has saved it in the meantime."""
+        # In a task of its own: a save that is cut off may or may not have been written.
         await finish(detached(self._save_changes()))
 
     async def _save_changes(self) -> None:
@@ -49,6 +50,7 @@ class SnapshotRun(RunHost):
         async with self._saving:
             if self._saved >= mine:
                 return
+            # Not `mine`: all that changed while the previous save was under way is in this one.
             upto = self._changes
             await self._save(self.running())
             self._saved = upto
@@ -81,5 +83,7 @@ class SnapshotRun(RunHost):
                 await self.session.store.delete(self.id)
         else:
             data = await self._save(block)
+        # After the save: if this process dies in between, the lease expires, and the next owner
+        # finds how the run was left.
         await self.release()
         return data

@@ -133,6 +133,7 @@ class ActiveRun:
 
     def replay_only(self) -> None:
         """Answer calls from their records only, until the undos of all steps are known."""
+        # Calls that begin too late are expected then, and not worth a warning.
         self.replays_only = self._warned = True
         self.pause()
 
@@ -144,6 +145,7 @@ class ActiveRun:
 
     async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
         """Stop a call that has no record, where none may begin; a wait may begin during a pause."""
+        # A scope is closed while its own undos run.
         if (scope := SCOPE.get()) is not None and call.kind != "undo":
             await scope.stop(call)
         if self.pausing and (self.replays_only or not is_wait):
@@ -187,6 +189,7 @@ class ActiveRun:
             raise
         except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
             raise self.break_off(error) from error.__cause__
+        # Not yet durable: the record of the call and the end of its wait are one write.
         self.history.close_wait(wait["id"])
         return answer
 

@@ -101,6 +101,7 @@ async def attempt_once(run: ActiveRun, call: StepCall) -> Any:
             run.tell(StepStart, call, call.record_key)
         return await _invoke(run, call)
     finally:
+        # A permit that is not returned keeps others out until it expires.
         end()
 
 

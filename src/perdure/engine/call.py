@@ -106,6 +106,7 @@ class StepCall(Leaf):
             self.path = branch.path
             self.fingerprint = codec.fingerprint(args) if args else ""
         else:
+            # The key alone is the identity: neither branch nor arguments are compared.
             self.call = key
             self.path = self.fingerprint = ""
             self.within = branch.path

@@ -200,6 +200,7 @@ class History(Records):
 
     def forget_waits(self) -> None:
         """Forget what the run waits for: the next write contains the whole run."""
+        # `asks` stays: their tokens are closed before the write that drops the waits.
         self.waits = Tracked()
 
     def set_metadata(self, name: str, value: Any) -> None:
@@ -217,6 +218,7 @@ class History(Records):
 
         Some of them may have ended.
         """
+        # A call that still waits for its run has no record: the wait says which run that is.
         starts = [
             *self.children,
             *(

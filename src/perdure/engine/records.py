@@ -84,6 +84,7 @@ class Records:
             self._calls.setdefault(branch, {})[call] = key = call
         if key is None or key not in self._records or key in self._silent:
             return None
+        # Asked for: the code that made the record still has its call.
         self._loaded.discard(key)
         return key
 
@@ -118,6 +119,7 @@ class Records:
         """Make a record answer its calls from now on; it replaces one under the same key."""
         key = self.last_key = record.key
         self._records[key] = record.json
+        # Most runs have none of these, and their steps do not pay for them.
         if self._silent:
             self._silent.discard(key)
         if self._loaded:

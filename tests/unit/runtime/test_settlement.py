@@ -5,7 +5,7 @@ from perdure.stores import MemoryStore
 
 
 async def test_a_run_whose_output_is_too_large_fails_with_its_records() -> None:
-    """Also if only its result was to be kept: a retry must not run its steps again."""
+    """Even if only its result was to be kept: a retry must not run its steps again."""
     calls: list[str] = []
 
     async def charge() -> None:

@@ -76,7 +76,7 @@ async def start_run(
     """Start a run; the record and the item in the outbox are one write."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     children = children_of(run, "step.start")
     async with run.in_flight(call):
         name, payload = call.wait_id(), call.args[0] if call.args else None

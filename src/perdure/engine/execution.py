@@ -174,6 +174,7 @@ class Execution(ActiveRun):
                 return await self.answer(call, *found)
             return self.replay(call, *found)
         if call.gate is not None:
+            # Before the question is asked, and again when it is answered, which may be days later.
             if self.gated:
                 await self.gate(call)
             await call.gate(self, call)

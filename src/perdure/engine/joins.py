@@ -180,7 +180,6 @@ async def _decide(
 ) -> tuple[Name, Any]:
     run.begin(call)
     winner, task = await _first_to_end(run, racers)
-    # Not in flight before: while its branches wait, the run may leave memory.
     run.branches.begin(call)
     try:
         answered = _answered(run, winner, racers)

@@ -5,15 +5,15 @@ them before they call the steps that are to be undone.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
 
 import pytest
 
 from perdure import Runtime, Step, workflow
 from perdure.stores import MemoryStore
 
-Branch: TypeAlias = Callable[[Step, asyncio.Event], Awaitable[None]]
+Branch: TypeAlias = Callable[[Step, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 @workflow("other")
@@ -65,4 +65,5 @@ async def test_other_branches_show_their_undos(fail: Branch) -> None:
     await runtime.trigger(book, run_id="trip")
     await runtime.sweep()
     run = await runtime.get_run("trip")
+    assert run is not None
     assert (run.status, undone) == ("failed", ["seat"])

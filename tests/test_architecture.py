@@ -41,12 +41,14 @@ LEVEL = {unit: level for level, row in enumerate(ROWS) for unit in row}
 
 # The same, among the modules of one package. A package's `__init__` comes last.
 INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "errors": (("error",), ("values", "steps", "runs", "stores"), ("operators",)),
     "engine": (
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
-        ("ahead",),
+        ("ahead", "environment", "losses", "records", "started_runs", "tracked"),
         ("history",),
         ("call", "patches"),
         ("middleware",),
+        ("active_run",),
         ("attempts",),
         ("execution",),
         ("sagas",),
@@ -63,7 +65,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("outbox",),
         ("asks",),
         ("host",),
-        ("outcome",),
+        ("journaled_run", "outcome", "snapshot_run"),
         ("lifecycle",),
         ("rollback",),
         ("run",),
@@ -81,6 +83,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("changes", "registry", "schedule_info", "transitions"),
         ("children",),
         ("delivery",),
+        ("settlement",),
         ("driver", "reader"),
         ("starter",),
         ("schedules",),
@@ -129,7 +132,11 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("schedules",),
         ("operations",),
     ),
-    "worker": (("claims", "context", "counters", "pace", "takeover"), ("worker",)),
+    "worker": (
+        ("claims", "context", "counters", "pace", "takeover"),
+        ("runs",),
+        ("worker",),
+    ),
 }
 
 # Siblings here are alternatives to each other: what two of them share lives in a `_` file.

@@ -26,6 +26,7 @@ from uuid import UUID
 from perdure import codec
 from perdure.cache import CacheLike, as_cache
 from perdure.clock import Clock, SystemClock, check_clock, isoformat
+from perdure.engine.environment import Environment
 from perdure.engine.execution import Execution
 from perdure.engine.fingerprint import definition_hash
 from perdure.engine.function import Deps, WorkflowFunction, as_deps, body_of, run_function
@@ -240,9 +241,9 @@ class LocalRun:
             history=self._history,
             clock=self._clock,
             random=random,
+            environment=Environment(deps=deps),
             emit=self._emit if listens else None,
             cache=None if cache is None else as_cache(cache, clock=self._clock),
-            deps=deps,
         )
 
     def bind(self, fn: Callable[..., Any]) -> None:
@@ -294,8 +295,8 @@ class LocalRun:
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Return the run's state as new plain JSON."""
         if metadata is not None:
-            own = self._history.metadata
-            own = {name: own[name] for name in own if name in _OWN_METADATA or is_patch(name)}
+            known = self._history.metadata
+            own = {name: known[name] for name in known if name in _OWN_METADATA or is_patch(name)}
             metadata = {**own, **metadata}
         block = self._current_block()
         return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))

@@ -225,6 +225,40 @@ async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) ->
     assert (run.output, moves) == ("done", [])
 
 
+class PausedLoads(MemoryStore):
+    """A store that does not answer about the run `child` before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def load(self, id: str, /) -> Any:
+        if id == "child":
+            self.asked.set()
+            await self.may_answer.wait()
+        return await super().load(id)
+
+
+async def test_a_child_that_is_being_started_is_not_left_behind() -> None:
+    """The next generation does not know it, and could not cancel it."""
+    store = PausedLoads()
+
+    @workflow("parent")
+    async def parent(step: Step, generation: int) -> None:
+        async def continue_meanwhile() -> None:
+            await store.asked.wait()
+            asyncio.get_running_loop().call_soon(store.may_answer.set)
+            await step.continue_as_new(generation + 1)
+
+        if generation == 1:
+            start = step.start("start", countdown, 1, run_id="child")
+            await asyncio.gather(start, continue_meanwhile())
+
+    run = await Runtime(store, workflows=[parent, countdown]).trigger(parent, 1, run_id="p")
+    assert (run.status, run.payload) == ("completed", 2)
+    assert await store.load("child") is None
+
+
 async def test_a_workflow_without_a_store_says_what_is_missing() -> None:
     """There is nothing to begin again."""
 

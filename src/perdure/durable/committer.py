@@ -72,6 +72,7 @@ class _Pending(Generic[Q, A]):
             except asyncio.CancelledError:
                 cancelled = True
                 if not self.settled:
+                    # The cancellation ended this future; the answer needs one that is open.
                     self.woken = asyncio.get_running_loop().create_future()
         if self.error is not None:
             raise self.error
@@ -195,6 +196,7 @@ class BatchQueue(Generic[Q, A]):
         while self._busy:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
+            # Shielded: other callers wait for the same future, and must not be cancelled with this.
             await asyncio.shield(self._idle)
 
     async def _wait_for_room(self) -> None:
@@ -321,6 +323,8 @@ class Committer:
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
         """Return the verdict on an entry once it is durable; a run's entries keep their order."""
         queues = self._entries
+        # By run: if an entry of a run could overtake another, the store would take the late one for
+        # a repetition.
         return queues[hash(entry.id) % len(queues)].submit(entry)
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:

@@ -11,18 +11,16 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 
-import msgspec
-
-from perdure import codec
-from perdure.durable.host import JournaledRun, RunHost, SnapshotRun
+from perdure.durable.host import RunHost
+from perdure.durable.journaled_run import JournaledRun
 from perdure.durable.session import Session
-from perdure.engine.arguments import Arguments
+from perdure.durable.snapshot_run import SnapshotRun
+from perdure.engine.environment import Environment
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
 from perdure.engine.middleware import Activation, Around, Middleware
 from perdure.engine.step import Step
-from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import Task, cancel_and_wait, detached
 from perdure.errors import Cancelled, DeadlinePassed, PerdureError
 from perdure.events import Bus
@@ -34,34 +32,24 @@ logger = logging.getLogger(__name__)
 Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True):
+class Program(Environment, frozen=True, kw_only=True):
     """A function to be run over a run's history, and how.
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
-    `always_replay` makes it leave after every step. At the `deadline` it is broken off.
-    `encode_input` checks and encodes the payload with which the run continues as new, `children`
-    makes the runs that it starts. `around` is called around the function and its steps, and told
-    when the run became due. `callback_url` is where answers are taken. Listeners are told how it
-    ends if it is the run's function.
+    `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
+    called around the function and its steps, and told when the run became due. Listeners are told
+    how it ends if it is the run's function.
     """
 
     body: Body
     random: Random
     bus: Bus
-    errors: codec.ErrorScope = codec.NOWHERE
-    types: codec.DeclaredTypes = codec.NO_TYPES
-    payload: object = None
-    deps: Any = None
-    encode_input: Callable[[Any], Any] | None = None
-    children: ChildRuns | None = None
     deadline: datetime | None = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
-    arguments: Arguments = "off"
     is_function: bool = True
     around: tuple[Middleware, ...] = ()
     due_at: datetime | None = None
-    callback_url: str = ""
 
 
 def open_host(
@@ -113,15 +101,8 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         history=host.history,
         clock=host.clock,
         random=program.random,
+        environment=program,
         emit=program.bus.publish if program.bus else None,
-        errors=program.errors,
-        types=program.types,
-        payload=program.payload,
-        deps=program.deps,
-        encode_input=program.encode_input,
-        children=program.children,
-        arguments=program.arguments,
-        callback_url=program.callback_url,
         host=host,
     )
     await save_first(host)
@@ -136,6 +117,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     except asyncio.CancelledError:
         # Whatever the function catches: it begins no further step.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
+        # Ended before the lease is released: its steps must not run beside those of the next owner.
         await cancel_and_wait([task])
         await log_failure(host.release())
         raise

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_TTL = timedelta(seconds=30)
 
+# By the time to live, too: all leases of a session are renewed by one request, for the same time.
 _sessions: dict[tuple[int, int, timedelta], "Session"] = {}
 _watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 _default: list[Store] = []
@@ -113,6 +114,7 @@ class Session:
         self._users -= 1
         if self._users:
             return
+        # Before anything is awaited: whatever needs a session while this one closes gets another.
         self.idle = True
         if self.on_idle is not None:
             self.on_idle()
@@ -167,6 +169,7 @@ class Session:
             last = messages[-1].id if messages else None
             page = await self.store.inbox(run_id, after=last, limit=INBOX_PAGE)
             messages += page
+            # Only a short page is the last one: messages may arrive while the others are read.
             if len(page) < INBOX_PAGE:
                 break
         return messages
@@ -179,6 +182,7 @@ class Session:
                 return await finish(detached(self._acquire_alone(request)))
             except Interrupted as interrupted:
                 if isinstance(interrupted.answer, Grant):
+                    # Its caller is gone: no process would drive the run before the lease expires.
                     await self._release(interrupted.answer.lease)
                 raise asyncio.CancelledError from None
 
@@ -206,6 +210,8 @@ class Session:
 
     def drop(self, run: LeasedRun) -> None:
         """Renew the lease of this run no longer."""
+        # A host that ends late must not drop the next one: this process may have leased the run
+        # again by then.
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
@@ -271,12 +277,15 @@ class Session:
                 await self._renew_once()
                 pause = self.lease_ttl / 3
             except StoreError as error:
+                # More often than before: the leases have two thirds of their time left.
                 pause = self.lease_ttl / 12
                 logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
 
     async def _renew_once(self) -> None:
         async with self._renewing:
             started = self.clock.monotonic()
+            # A copy: runs come and go while the store answers. One that was given up by then is
+            # answered as lost, which no longer matters to it.
             held: list[Leased] = [*self._runs.values(), *self._permits.values()]
             leased = [(each, each.lease) for each in held if each.lease is not None]
             renewed: Sequence[Lease | None] = ()

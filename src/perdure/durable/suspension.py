@@ -210,6 +210,7 @@ class Suspension:
                         self._run.break_off(Suspended())
                     return
                 if self._unsaved_deadline:
+                    # While the run stays in memory: after a crash the wait must not start over.
                     self._unsaved_deadline = False
                     await self._persist()
                 await self._wait_for_change()
@@ -358,6 +359,7 @@ class Suspension:
             if wake_at <= self._known_until(entry[2]):
                 self._wake(entry[2], None)
             else:
+                # Its event may have been sent in time: the inbox is read first.
                 late.append(entry)
         for entry in late:
             heappush(self._by_time, entry)

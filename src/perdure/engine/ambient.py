@@ -107,6 +107,7 @@ def _decorated(
     returns_result = cache(lambda: codec.returns_result(fn))
     has_options = decoration != Decoration(fn)
 
+    # Not async: the call gets its number when it is made, whenever it is awaited.
     @wraps(fn)
     def call_step(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         run = current_execution()

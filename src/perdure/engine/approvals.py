@@ -18,8 +18,7 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, isoformat, parse_duration, parse_iso
-from perdure.engine.attempts import NO_STORE
-from perdure.engine.call import Kind, Received, RunHost, StepCall, undecorated
+from perdure.engine.call import NO_STORE, Kind, Received, RunHost, StepCall, undecorated
 from perdure.engine.execution import Execution
 from perdure.engine.tasks import Interrupted
 from perdure.engine.waiting import as_type

@@ -7,18 +7,16 @@ the number of the attempt that failed and its error, so that the run shows why i
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from perdure.clock import Clock, isoformat
+from perdure.clock import isoformat
 from perdure.codec.exceptions import safe_text
 from perdure.codec.scope import class_name
-from perdure.engine.call import RunHost, StepCall
-from perdure.engine.history import History
+from perdure.engine.active_run import ActiveRun
+from perdure.engine.call import NO_STORE, StepCall
 from perdure.engine.invoke import Elapsed, invoke, within
-from perdure.engine.middleware import Around
 from perdure.errors import MissingAbility, StepFailed, StepTimeout
-from perdure.events import Event, StepRetry, StepStart, StepTimedOut
+from perdure.events import StepRetry, StepStart, StepTimedOut
 from perdure.result import Err
 from perdure.retry import Retry, delay_before
 from perdure.snapshot import PendingWait
@@ -26,34 +24,10 @@ from perdure.snapshot import PendingWait
 LONG_DELAY = timedelta(seconds=1)
 """Delays longer than this are durable waits, unless the host says otherwise."""
 
-NO_STORE = "a Workflow in this process"
-
 _MAX_ERROR = 1000
 
 
-class AttemptingRun(Protocol):
-    """The run whose step is attempted."""
-
-    retries: int
-
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def random(self) -> Random: ...
-    @property
-    def history(self) -> History: ...
-    @property
-    def host(self) -> RunHost | None: ...
-    @property
-    def live(self) -> bool: ...
-    @property
-    def around(self) -> Around | None: ...
-    def break_off(self, error: BaseException) -> BaseException: ...
-    def spend(self, wait: PendingWait) -> Awaitable[object]: ...
-    def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None: ...
-
-
-async def attempts(run: AttemptingRun, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
+async def attempts(run: ActiveRun, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
     """Return the value of the first attempt that succeeds, or how the last one failed."""
     retry = call.retries
     if (wait := run.history.waits.get(call.wait_id())) is not None and wait["kind"] == "retry":
@@ -78,13 +52,13 @@ async def attempts(run: AttemptingRun, call: StepCall, once: Callable[[], Awaita
         run.retries += 1
 
 
-def _tries_again(run: AttemptingRun, retry: Retry, call: StepCall, failure: Exception) -> bool:
+def _tries_again(run: ActiveRun, retry: Retry, call: StepCall, failure: Exception) -> bool:
     if not run.live or call.attempt >= retry.attempts:
         return False
     return retry.retry_if is None or bool(retry.retry_if(failure))
 
 
-async def _pause(run: AttemptingRun, call: StepCall, retry: Retry, failure: Exception) -> None:
+async def _pause(run: ActiveRun, call: StepCall, retry: Retry, failure: Exception) -> None:
     delay = delay_before(retry, call.attempt, run.random)
     facts = {"attempt": call.attempt, "attempts": retry.attempts, "delay": delay}
     run.tell(StepRetry, call, call.record_key, error=failure, **facts)
@@ -109,7 +83,7 @@ def _describe(failure: Exception) -> str:
     return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"
 
 
-async def attempt_once(run: AttemptingRun, call: StepCall) -> Any:
+async def attempt_once(run: ActiveRun, call: StepCall) -> Any:
     """Call the function of a step as soon as its limit permits an attempt."""
     if call.limit is None:
         return await _invoke(run, call)
@@ -127,10 +101,11 @@ async def attempt_once(run: AttemptingRun, call: StepCall) -> Any:
             run.tell(StepStart, call, call.record_key)
         return await _invoke(run, call)
     finally:
+        # A permit that is not returned keeps others out until it expires.
         end()
 
 
-async def _invoke(run: AttemptingRun, call: StepCall) -> Any:
+async def _invoke(run: ActiveRun, call: StepCall) -> Any:
     """Call the function of a step, for as long as one attempt may take."""
     if call.timeout is None:
         return await invoke(call.fn, call.args)

@@ -19,7 +19,7 @@ none is in the first two:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Set
 from typing import Any, Self
 
 from perdure.engine.tasks import (
@@ -128,6 +128,12 @@ def split_path(path: str) -> tuple[str, str]:
     head, _, part = path.rpartition("/")
     name = part[1:] if part[:1] == "%" and part[1:].isdecimal() else part
     return head, name.replace("%2F", "/").replace("%25", "%")
+
+
+def is_below(path: str, paths: Set[str]) -> bool:
+    """Return whether a branch is one of these, or below one of them."""
+    parts = path.split("/")
+    return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
 
 
 def _ends_in_count(id: str) -> bool:

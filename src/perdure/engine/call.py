@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from perdure import codec
 from perdure.engine.branches import Branch, Leaf, join_path
-from perdure.engine.history import EncodedRecord
+from perdure.engine.records import EncodedRecord
 from perdure.errors import DriftError
 from perdure.limits import Cost
 from perdure.retry import Retry, Timeout
@@ -106,6 +106,7 @@ class StepCall(Leaf):
             self.path = branch.path
             self.fingerprint = codec.fingerprint(args) if args else ""
         else:
+            # The key alone is the identity: neither branch nor arguments are compared.
             self.call = key
             self.path = self.fingerprint = ""
             self.within = branch.path
@@ -206,6 +207,10 @@ def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str
     # As JSON: joined by any separator, an id that contains the separator could imitate another.
     identity = codec.dumps([run_id, generation, branch, call])
     return hashlib.sha256(identity).hexdigest()[:32]
+
+
+NO_STORE = "a Workflow in this process"
+"""What a run has instead of a host if nothing stores its records."""
 
 
 class RunHost(Protocol):

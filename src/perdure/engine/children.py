@@ -11,8 +11,7 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, isoformat, parse_duration
-from perdure.engine.attempts import NO_STORE
-from perdure.engine.call import RunHost, StepCall
+from perdure.engine.call import NO_STORE, RunHost, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.target import ChildOptions, ChildRuns, Target
 from perdure.engine.tasks import Interrupted
@@ -59,8 +58,7 @@ async def call_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.call")
-    await begin_call(run, call)
-    try:
+    async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
             child = children.child_id(call.wait_id(), options)
@@ -70,8 +68,6 @@ async def call_run(
             item = children.new_run(target, payload, child, call.wait_id(), options, reply_to)
             await _open(run, host, wait, item)
         return await _receive_end(run, call, wait, target)
-    finally:
-        run.branches.end(call)
 
 
 async def start_run(
@@ -80,10 +76,9 @@ async def start_run(
     """Start a run; the record and the item in the outbox are one write."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     children = children_of(run, "step.start")
-    await begin_call(run, call)
-    try:
+    async with run.in_flight(call):
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
         item = children.new_run(target, payload, child, name, options)
@@ -91,12 +86,14 @@ async def start_run(
             return await run.fail(call, taken)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
-        run.history.put_item(f"start:{name}", item)
+        # The run may have been broken off while the conflict was looked for. It would start a child
+        # that it has no record of, and so could not cancel.
+        run.check_live(call.id)
+        # Before the record is written, so that the same write contains it.
+        run.history.outbox.put(f"start:{name}", item)
         value = await run.succeed(call, ref)
-        run.history.add_child(msgspec.to_builtins(ref), call.path)
+        run.history.children.add(msgspec.to_builtins(ref), call.path)
         return value
-    finally:
-        run.branches.end(call)
 
 
 async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Exception | None:
@@ -118,8 +115,7 @@ async def await_run(
     if found is not None:
         return await run.answer(call, *found)
     children = children_of(run, "step.result")
-    await begin_call(run, call)
-    try:
+    async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
             wait = _new_wait(run, call, ref.id, cancels=False)
@@ -128,16 +124,6 @@ async def await_run(
                 wait["wakeAt"] = isoformat(until)
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
         return await _receive_end(run, call, wait, children.known(ref.workflow))
-    finally:
-        run.branches.end(call)
-
-
-async def begin_call(run: Execution, call: StepCall) -> None:
-    """Begin a call that is more than a function; if the run is being paused, stop here."""
-    if run.gated:
-        await run.gate(call)
-    run.begin(call)
-    run.branches.begin(call)
 
 
 def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> PendingWait:
@@ -153,7 +139,7 @@ def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> 
 async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxItem) -> None:
     """Make a wait durable together with what brings its answer."""
     run.history.open_wait(wait)
-    run.history.put_item(f"wait:{wait['id']}", item)
+    run.history.outbox.put(f"wait:{wait['id']}", item)
     try:
         await host.persist()
     except Interrupted:
@@ -165,6 +151,7 @@ async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxIt
 
 def give_up(run: Execution, wait: PendingWait) -> None:
     """End a wait that was cancelled or timed out, and cancel the run that it was for."""
+    # A run that is being suspended gives nothing up: it finds the wait when it resumes.
     if run.live:
         run.history.close_wait(wait["id"])
         if wait.get("cancels"):

@@ -87,6 +87,7 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
         try:
             return await _outcome(run, body)
         finally:
+            # First: branches that are cancelled now must not begin another step.
             run.end()
             await run.branches.unwind()
 

@@ -102,10 +102,12 @@ async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
     try:
         return await work
     except asyncio.CancelledError:
+        # One more than ours: the caller was cancelled too, and must not see a timeout instead.
         if elapsed and task.cancelling() <= cancels + 1:
             raise Elapsed from None
         raise
     finally:
         timer.cancel()
         if elapsed:
+            # The count is the caller's again: an `asyncio.timeout` around the step compares it.
             task.uncancel()

@@ -54,6 +54,7 @@ async def _finish(tasks: Sequence[Task]) -> None:
         try:
             await asyncio.wait(tasks)
         finally:
+            # If the caller was cancelled: no branch may outlive the call that started it.
             await cancel_and_wait(tasks)
 
 
@@ -184,6 +185,8 @@ async def _decide(
         answered = _answered(run, winner, racers)
         winner = answered or winner
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
+        # In the write that records the winner: a replay does not start the losers, and so would not
+        # know of their children.
         losers = {racer.branch.path for racer in racers if racer is not winner}
         started = run.history.open_children(losers)
         run.history.cancel_runs(call.wait_id(), started, isoformat(run.clock.now()))
@@ -242,6 +245,7 @@ def _replay_losers(run: Execution, losers: Sequence[Racer]) -> None:
     """Let branches that lost show how their steps are undone; they do nothing else."""
     if run.unknown_undos:
         outer = SCOPE.get()
+        # Tasks inherit the scope that is set when they are created.
         SCOPE.set(LostBranch(run))
         for racer in losers:
             racer.start().add_done_callback(_retrieve)

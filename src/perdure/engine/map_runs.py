@@ -16,7 +16,6 @@ from perdure.engine.call import RunHost, StepCall
 from perdure.engine.children import (
     RunRef,
     await_run,
-    begin_call,
     children_of,
     run_failed,
 )
@@ -73,15 +72,12 @@ class RunMap:
         """
         if self._is_seen or not self._items:
             return
-        await begin_call(self._run, self._call)
-        try:
+        async with self._run.in_flight(self._call):
             self._call.consumes = ()
             if failure is None:
                 await self._run.succeed(self._call, self._retried_at)
             else:
                 await self._run.fail(self._call, failure)
-        finally:
-            self._run.branches.end(self._call)
 
     async def results(self) -> list[Ok[Any] | Err[Any]]:
         """Start the runs, wait for all of them, and return how each ended, in order."""
@@ -89,7 +85,7 @@ class RunMap:
             return []
         if (found := self._run.recorded(self._call)) is not None:
             # It raises again what it raised; otherwise the function has seen these results.
-            self._retried_at = self._run.replay(self._call, *found)
+            self._retried_at = await self._run.answer(self._call, *found)
             self._is_seen = True
         await self._start_all()
         calls = self._result_calls()
@@ -113,7 +109,7 @@ class RunMap:
             if found is None:
                 facts = await self._start_chunk(call, first)
             else:
-                facts = self._run.replay(call, *found)
+                facts = await self._run.answer(call, *found)
             self._check_same(call, facts)
             self._base, self._event = facts["base"], facts["event"]
             first += facts["count"]
@@ -130,8 +126,7 @@ class RunMap:
 
     async def _start_chunk(self, call: StepCall, first: int) -> Any:
         run, name = self._run, self._call.wait_id()
-        await begin_call(run, call)
-        try:
+        async with run.in_flight(call):
             if not self._base:
                 self._base = self._children.base_id(name)
                 self._event = f"{FULL}{name}:{run.random.getrandbits(48):012x}"
@@ -149,12 +144,11 @@ class RunMap:
             item = self._children.new_runs(
                 self._target, payloads, self._base, first, name, self._options, full
             )
-            run.history.put_item(f"start:{call.wait_id()}", item)
+            # Before the record is written, so that the same write contains it.
+            run.history.outbox.put(f"start:{call.wait_id()}", item)
             value = await run.succeed(call, facts)
-            run.history.add_child(facts, call.path)
+            run.history.children.add(facts, call.path)
             return value
-        finally:
-            run.branches.end(call)
 
     def _next_payloads(self, first: int) -> list[Any]:
         """Return the payloads of the next chunk, checked and as JSON."""
@@ -174,35 +168,33 @@ class RunMap:
     async def _wait(self) -> None:
         """Wait for the message that the log is complete; the first record consumes it."""
         call = self._call
-        await begin_call(self._run, call)
-        try:
-            if await self._is_complete():
-                return
-            since = isoformat(self._run.clock.now())
-            wait: PendingWait = {
-                "id": call.wait_id(),
-                "kind": "event",
-                "event": self._event,
-                "since": since,
-            }
-            answer = await self._run.spend(self._run.history.open_wait(wait))
-            if answer is None:
-                # It has no timeout, so an operator has ended it.
-                self._cancel()
-                seconds = self._run.clock.monotonic() - call.started
-                await self._run.fail(call, StepTimeout(call.id, seconds))
-            else:
-                call.consumes = (answer.message_id,)
-        except asyncio.CancelledError:
-            if self._run.live:
-                self._cancel()
-            raise
-        finally:
-            self._run.branches.end(call)
+        async with self._run.in_flight(call):
+            try:
+                if await self._is_complete():
+                    return
+                since = isoformat(self._run.clock.now())
+                wait: PendingWait = {
+                    "id": call.wait_id(),
+                    "kind": "event",
+                    "event": self._event,
+                    "since": since,
+                }
+                answer = await self._run.spend(self._run.history.open_wait(wait))
+                if answer is None:
+                    # It has no timeout, so an operator has ended it.
+                    self._cancel()
+                    seconds = self._run.clock.monotonic() - call.started
+                    await self._run.fail(call, StepTimeout(call.id, seconds))
+                else:
+                    call.consumes = (answer.message_id,)
+            except asyncio.CancelledError:
+                if self._run.live:
+                    self._cancel()
+                raise
 
     def _cancel(self) -> None:
         history, at = self._run.history, isoformat(self._run.clock.now())
-        history.cancel_runs(self._call.wait_id(), history.forget_children(self._base), at)
+        history.cancel_runs(self._call.wait_id(), history.children.forget(self._base), at)
 
     async def _is_complete(self) -> bool:
         """Return whether all runs had ended when this run was retried.
@@ -227,12 +219,13 @@ class RunMap:
         for number, call in enumerate(calls):
             found = run.recorded(call)
             if found is not None:
-                outcomes += run.replay(call, *found)
+                outcomes += await run.answer(call, *found)
                 continue
             if reported is None:
                 reported = await self._reported()
             last = min((number + 1) * CHUNK, len(self._items))
             chunk = [self._outcome(reported, index) for index in range(number * CHUNK, last)]
+            # The first record shows that the log was complete: the message is not needed any more.
             call.consumes = self._call.consumes if number == 0 else ()
             outcomes += await self._record(call, chunk, is_last=call is calls[-1])
         return outcomes
@@ -249,17 +242,16 @@ class RunMap:
 
     async def _record(self, call: StepCall, chunk: list[Any], *, is_last: bool) -> Any:
         run = self._run
-        await begin_call(run, call)
-        try:
+        async with run.in_flight(call):
             if is_last:
+                # With the last record, not earlier: if this process dies before it is written, the
+                # next owner reads the log again.
                 call.run = self._base
-                run.history.put_item(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
+                run.history.outbox.put(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
             value = await run.succeed(call, chunk)
             if is_last:
-                run.history.forget_children(self._base)
+                run.history.children.forget(self._base)
             return value
-        finally:
-            run.branches.end(call)
 
     async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
         run_id, run = f"{self._base}/{index}", self._run

@@ -38,7 +38,7 @@ MAX_METADATA = 8192
 """How many bytes the metadata of a run may have as JSON: every rest writes them."""
 
 
-class ActiveRun(Protocol):
+class ObservedRun(Protocol):
     """What middleware is told about the execution of a run."""
 
     @property
@@ -74,7 +74,7 @@ class RunContext:
 
     __slots__ = ("_run", "due_at", "epoch", "takeovers")
 
-    def __init__(self, run: ActiveRun, activation: Activation) -> None:
+    def __init__(self, run: ObservedRun, activation: Activation) -> None:
         self._run = run
         self.epoch = activation.epoch
         self.takeovers = activation.takeovers
@@ -279,7 +279,7 @@ class Around:
     __slots__ = ("_after", "_context", "_retries", "_runs", "_steps")
 
     def __init__(
-        self, middleware: Sequence[Middleware], run: ActiveRun, activation: Activation
+        self, middleware: Sequence[Middleware], run: ObservedRun, activation: Activation
     ) -> None:
         self._context = RunContext(run, activation)
         self._runs = _overriding(middleware, "around_run")
@@ -308,6 +308,7 @@ class Around:
         branch, task = POSITION.get(), asyncio.current_task()
 
         async def innermost() -> Any:
+            # A branch is a task: the steps of another task would belong to another branch.
             if asyncio.current_task() is not task:
                 raise PerdureError("around_run must await call() in its own task")
             token = POSITION.set(branch)
@@ -336,6 +337,7 @@ def _report(handlers: Iterable[Callable[..., Any]], *facts: object) -> None:
 
 def _overriding(middleware: Sequence[Middleware], name: str) -> list[Callable[..., Any]]:
     """Return this method of all middleware that has one of its own."""
+    # Asked once per activation, so that a step does not pay for methods that do nothing.
     inherited = getattr(Middleware, name)
     return [getattr(each, name) for each in middleware if getattr(type(each), name) != inherited]
 

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from perdure.engine.call import StepCall
-from perdure.engine.children import begin_call, children_of
+from perdure.engine.children import children_of
 from perdure.engine.execution import Execution
 from perdure.errors import InvalidArgument
 
@@ -49,10 +49,7 @@ async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None
         run.replay(call, *found)
         return
     children = children_of(run, "step.reply")
-    await begin_call(run, call)
-    try:
+    async with run.in_flight(call):
         item = children.answer(answer_key(question.id), call.args[0])
-        run.history.put_item(f"answer:{question.id}", item)
+        run.history.outbox.put(f"answer:{question.id}", item)
         await run.succeed(call, None)
-    finally:
-        run.branches.end(call)

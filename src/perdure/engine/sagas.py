@@ -15,9 +15,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from perdure import codec
-from perdure.engine.attempts import NO_STORE
 from perdure.engine.branches import Branch
-from perdure.engine.call import SCOPE, StepCall
+from perdure.engine.call import NO_STORE, SCOPE, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.invoke import invoke
 from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish

@@ -82,6 +82,7 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
     cancelled = False
     while not task.done():
         try:
+            # Not `await task`: that would pass the cancellation of the caller on to the task.
             await asyncio.wait([task])
         except asyncio.CancelledError:
             cancelled = True
@@ -185,6 +186,7 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> No
 
 def awaited_future(task: Task) -> Future | None:
     """Return what a task waits for; None if the event loop is about to run it."""
+    # Between the end of a future and the wake-up of its task, the task still has it.
     waiter: Future | None = getattr(task, "_fut_waiter", None)
     return None if waiter is None or waiter.done() else waiter
 
@@ -279,6 +281,7 @@ _ASYNCIO_JOINS: dict[CodeType, Join] = {
 
 
 def _joins() -> dict[CodeType, Join]:
+    # Looked up each time: it may be imported after this module, or not at all.
     anyio = sys.modules.get("anyio._backends._asyncio")
     if anyio is not None and (code := anyio.TaskGroup.__aexit__.__code__) not in _ASYNCIO_JOINS:
         _ASYNCIO_JOINS[code] = _GROUP

@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 from perdure import codec
 from perdure.clock import isoformat, parse_iso
-from perdure.engine.attempts import NO_STORE, attempts
-from perdure.engine.call import SCOPE, Received, RunHost, StepCall
+from perdure.engine.attempts import attempts
+from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.history import EncodedRecord
+from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted
 from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver
 from perdure.result import Err, Ok
@@ -24,7 +24,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     """Spend a sleep or wait for an event, once; its end is a record like any other."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     if run.gated:
         await run.gate(call, is_wait=True)
     run.begin(call)
@@ -108,11 +108,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return await run.answer(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    if run.gated:
-        await run.gate(call)
-    run.begin(call)
-    run.branches.begin(call)
-    try:
+    async with run.in_flight(call):
         try:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))
         except Interrupted as interrupted:
@@ -126,8 +122,6 @@ async def transact(run: Execution, call: StepCall) -> Any:
         run.publish(call, record)
         if run.host.always_replay:
             await run.host.halt(record.key)
-    finally:
-        run.branches.end(call)
     run.tell_success(call, record)
     return record.value
 

@@ -25,8 +25,8 @@ from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches, read_switches_of
 from perdure.presence.tally import HourTally
 from perdure.runtime.definition import Definition
-from perdure.runtime.driver import Rested
 from perdure.runtime.runtime import Runtime
+from perdure.runtime.settlement import Rested
 from perdure.snapshot import created_at_of, is_over
 from perdure.store import Grant, SearchStore, require_schedule
 from perdure.version import __version__

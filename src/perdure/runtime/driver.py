@@ -1,22 +1,20 @@
 """How a runtime continues a run whose lease it holds, until the run ends or is suspended."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from msgspec.structs import replace
 
-from perdure import codec
-from perdure.durable.host import REPLAY, RunHost
+from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import Program, log_failure, open_host, rewrite, run_to_rest
 from perdure.durable.outbox import Outbox
-from perdure.durable.outcome import describe_outcome, failed_block, failures_to_retry
-from perdure.durable.rollback import Failures, end_or_undo, roll_back, rolled_back
+from perdure.durable.outcome import failures_to_retry
+from perdure.durable.rollback import roll_back
 from perdure.durable.session import Session
 from perdure.engine.arguments import Arguments
 from perdure.engine.history import History
@@ -24,73 +22,49 @@ from perdure.engine.middleware import Middleware
 from perdure.engine.tasks import detached
 from perdure.errors import (
     Cancelled,
-    ContinuedAsNew,
     LeaseLost,
-    ManualValueError,
     MissingAbility,
     PerdureError,
     PermitLost,
-    RollbackFailed,
-    RunFailed,
     StoreError,
     StoreUnavailable,
     ValueTooLarge,
     VersionMismatch,
 )
 from perdure.events import Bus
-from perdure.result import Err, Ok, Result
+from perdure.result import Result
 from perdure.retention import Keep
-from perdure.runtime.acts import copy_acts
 from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.children import Children
 from perdure.runtime.deadlines import fix_deadline
 from perdure.runtime.definition import Definition
-from perdure.runtime.delivery import Deliveries, open_runs
+from perdure.runtime.delivery import Deliveries
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.edits import (
-    RunEdit,
-    at_rest,
-    cancelled,
     due_at_of,
     leased_edit,
     settle,
 )
 from perdure.runtime.ends import is_called_again, leftovers_in, report_end, watchers_in
-from perdure.runtime.loud import log_failed_rollback, log_failed_run
 from perdure.runtime.registry import Registry
-from perdure.runtime.requests import WATCH, Requested, cancel_in, requests_in
+from perdure.runtime.requests import Requested, cancel_in, requests_in
+from perdure.runtime.settlement import Rested, apply_requests, end_failed, leave
 from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.runtime.transitions import lease_request, old_requests
-from perdure.runtime.verbs import apply_all, cancel_children, continue_over, refuse_all
+from perdure.runtime.verbs import continue_over
 from perdure.snapshot import (
-    ExecutionBlock,
-    PendingWait,
-    RunStatus,
     Snapshot,
     is_over,
-    reply_to_of,
     rest_status,
     version_of,
 )
-from perdure.snapshot.record import encode_failure, outcome_of
-from perdure.snapshot.tags import parent_tag
-from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
+from perdure.store import Grant, LeaseRequest, Refusal, Store, require_lease
 
 logger = logging.getLogger(__name__)
 
 
 _CONTINUED = ("running", "queued")
 """The statuses of a run that was written and given up, to be continued at once."""
-
-
-class Rested(NamedTuple):
-    """A run that was given up: its snapshot as JSON, its status, and how often steps of it were
-    retried since it was leased.
-    """
-
-    data: bytes
-    status: RunStatus
-    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +118,7 @@ class Driver:
         if asked := requests_in(grant.inbox):
             edit, host = leased_edit(session, grant)
             self._open_outbox(host)
-            return await _apply_requests(edit, host, asked)
+            return await apply_requests(edit, host, asked)
         # Before anything is written: a run of an unknown workflow or version stays as it is, for a
         # process that knows it.
         definition, payload, history = await self._load(session, grant)
@@ -258,7 +232,7 @@ class Driver:
         history = History(definition.name, snapshot)
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
-            history.changed_metadata.update(definition.identity)
+            history.metadata.changed.update(definition.identity)
         if history.rollback is None:
             history.drop(failures_to_retry(snapshot))
         return definition, payload, history
@@ -270,87 +244,20 @@ class Driver:
         definition: Definition[Any, Any],
         requests: Sequence[Requested],
     ) -> Rested:
-        """Write how the run ended or what it waits for, and give it up."""
-        broken, suspended = host.execution.broken, host.suspension.suspended
+        """Write how the run ended or what it waits for; release it if that cannot be written."""
         try:
-            if isinstance(broken, ContinuedAsNew):
-                return await self._begin_again(host, broken.data, definition)
-            if requests and (suspended is not None or isinstance(broken, Cancelled)):
-                return await _apply_requests(_edit(host, suspended), host, requests)
-            if suspended is not None:
-                return await _settle(host, *at_rest(host, suspended))
-            if isinstance(broken, Cancelled):
-                return await _end(host, *cancelled(host, broken.reason))
-            if isinstance(broken, ManualValueError):
-                return await _pause(host, str(broken))
-            if isinstance(broken, StoreError | LeaseLost):
-                raise broken
-            if result is None:
-                assert broken is not None, "a run without a result was broken off"
-                result = outcome_of(broken)
-            if isinstance(definition, SystemWorkflow) and isinstance(result, Ok):
-                return await _sleep_until_next(host, definition, result.value)
-            if requests:
-                _refuse_late(host, requests)
-            if host.history.rollback is not None:
-                return await _end_rollback(host, result)
-            outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
-            if isinstance(outcome, Ok):
-                host.keeps_result = self._keeps_result(definition)
-            rested = await _end(host, block, Rest(status))
-            if isinstance(outcome, Err):
-                log_failed_run(host, outcome)
-            return rested
+            return await leave(host, result, definition, requests, self.keep)
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Retrying cannot help: the run itself caused the error.
                 with suppress(StoreError):
-                    return await self._end_failed(host, error)
+                    return await end_failed(host, error)
             # An error of this run alone must not keep the workers busy.
             is_outage = isinstance(error, StoreUnavailable | PermitLost)
             await log_failure(
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
             )
             raise
-
-    def _keeps_result(self, definition: Definition[Any, Any]) -> bool:
-        keep = definition.keep or self.keep
-        return keep is not None and keep.what == "result"
-
-    async def _begin_again(
-        self, host: RunHost, data: object, definition: Definition[Any, Any]
-    ) -> Rested:
-        """Replace the run by its next generation, due at once, in one fenced write."""
-        history, children = host.history, host.history.open_children()
-        host.history = following = history.next_generation(data)
-        following.metadata.update(definition.identity)
-        if children := [*history.metadata.get("children", ()), *children]:
-            # Some may have ended: a loop that starts a run in each generation must stay small.
-            store = host.session.store
-            tag = parent_tag(host.id)
-            following.metadata["children"] = await open_runs(store, tag, children)
-        return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
-
-    async def _end_failed(self, host: RunHost, error: StoreError) -> Rested:
-        """End a run that the store does not accept as it is; without its records if need be."""
-        try:
-            return await self._write_failed(host, error)
-        except ValueTooLarge:
-            failed: PerdureError = RunFailed(
-                f"{error}. Its {len(host.history)} records together are more than the store takes "
-                "and were dropped, so the run cannot be retried"
-            )
-            if lost := host.history.owed():
-                reasons = dict.fromkeys(lost, "its record was dropped")
-                failed = RollbackFailed(f"run {host.id!r}", str(failed), reasons)
-            host.history = host.history.without_records()
-            return await self._write_failed(host, failed, truncated=True)
-
-    async def _write_failed(self, host: RunHost, error: PerdureError, **facts: Any) -> Rested:
-        record = encode_failure(error, host.id).record
-        rested = await _end(host, failed_block(host, record, **facts), Rest("failed"))
-        log_failed_run(host, Err(error))
-        return rested
 
     def _look_for_requests(self, host: RunHost, requests: list[Requested]) -> None:
         async def look() -> None:
@@ -367,95 +274,3 @@ class Driver:
                 host.suspension.pause()
 
         self.bus.track(detached(look()))
-
-
-async def _end(host: RunHost, block: ExecutionBlock, rest: Rest) -> Rested:
-    """Store that a run has ended, or that its steps are undone first."""
-    block, rest = end_or_undo(host, block, rest)
-    if host.history.rollback is not None:
-        cancel_children(host.history, host.clock.now())
-    return await _settle(host, block, rest)
-
-
-async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> Rested:
-    """Store the end of a run whose steps were undone."""
-    failures: Failures = result.value if isinstance(result, Ok) else {}
-    if isinstance(result, Err):
-        failures = dict.fromkeys(host.history.owed(), cast(Exception, result.error))
-    rested = await _settle(host, *rolled_back(host, failures))
-    if failures:
-        log_failed_rollback(host, failures)
-    return rested
-
-
-async def _settle(
-    host: RunHost, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
-) -> Rested:
-    """Store how a run is left. If it has ended, other runs learn of it before it is given up."""
-    if is_over(rest.status):
-        await _tell_others(host, block)
-        if host.keeps_result:
-            # At no cost: the rest replaces all that was stored.
-            host.history = host.history.without_records()
-        # A request to be told of the end, which arrives only now, makes the run due.
-        rest = replace(rest, wake_at=None, awaits=(WATCH,))
-    data = await host.settle(block, rest, (*consumes, *host.leftovers))
-    return Rested(data, rest.status, host.retries)
-
-
-async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
-    """Make the end durable, cancel children and answer the run that waits; or do nothing."""
-    history = host.history
-    if history.rollback is None:
-        # Otherwise they were cancelled when that began.
-        cancel_children(history, host.clock.now())
-    if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
-        return
-    ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
-    try:
-        await host.append_outcome(block)
-        await host.outbox.drain()
-        await report_end(host.session, host.id, codec.loads(codec.dumps(ended)))
-    except asyncio.CancelledError:
-        await log_failure(host.release())
-        raise asyncio.CancelledError from None
-
-
-async def _apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
-    """Apply what operators asked for, in one write."""
-    apply_all(edit, [each.request for each in requests])
-    consumes = [each.message_id for each in requests]
-    rested = await _settle(host, *edit.rest(host), consumes)
-    await copy_acts(host.session.store, host.id, edit.acts)
-    return rested
-
-
-def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
-    """Return the edit of a run whose function was unwound for a request."""
-    # A branch that was halted has a step to run: the run is to be continued.
-    is_halted = waits is None or any(wait["id"].startswith(REPLAY) for wait in waits)
-    return _edit_of(host, "queued" if is_halted else "suspended")
-
-
-def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
-    return RunEdit(host.id, host.history, host.running(), status, host.clock.now())
-
-
-def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
-    """Record that requests came too late: the function has ended."""
-    refuse_all(_edit_of(host, "queued"), [each.request for each in requests])
-
-
-async def _pause(host: RunHost, reason: str) -> Rested:
-    """Pause a run that cannot continue until an operator has changed it."""
-    logger.error("run %r is paused: %s", host.id, reason)
-    edit = _edit_of(host, "queued")
-    edit.make("paused", reason=reason)
-    return await _settle(host, *edit.rest(host))
-
-
-async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> Rested:
-    """Replace a run of the engine by its next generation, which begins at its next time."""
-    rested = await _settle(host, *definition.rest(host, outcome))
-    # It is queued, but not to be continued here and now.
-    return rested._replace(status="suspended")

@@ -34,11 +34,12 @@ from perdure.runtime.changes import ChangeCheck
 from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
-from perdure.runtime.driver import Driver, Rested
+from perdure.runtime.driver import Driver
 from perdure.runtime.maintenance import Declared, declare
 from perdure.runtime.options import ClientOptions, IfExists, Start, check_options
 from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.run import Run
+from perdure.runtime.settlement import Rested
 from perdure.snapshot import is_over, rest_status
 from perdure.store import (
     Delivery,

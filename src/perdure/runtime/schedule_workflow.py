@@ -168,7 +168,7 @@ def _start_and_cancel(run: Execution, spec: Spec, decision: Decision, now: datet
     reply_to = run.run_id if spec.timing.overlap in BUFFERS else None
     for time in decision.starts:
         new = new_run(spec, time, now, run.random, reply_to)
-        run.history.put_item(f"start:{new.id}", {"start": encode_run(new)})
+        run.history.outbox.put(f"start:{new.id}", {"start": encode_run(new)})
     cancelled = [run_id_at(spec.name, time) for time in decision.cancels]
     tag = f"{SCHEDULE}={system_tag(SCHEDULE, spec.name)}"
     run.history.cancel_runs("overlap", cancelled, isoformat(now), tag)

@@ -83,7 +83,7 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
     """
     run, host = leased_edit(session, grant)
     history = host.history = History(start.workflow)
-    history.metadata = dict(start.metadata)
+    history.metadata.update(start.metadata)
     # Its owner may have died before the end was reported: the run that waits for it learns the next
     # end, and children are cancelled.
     history.outbox = run.history.outbox

@@ -9,22 +9,18 @@ from dataclasses import asdict
 from typing import Self
 
 from perdure.clock import Duration, parse_duration
-from perdure.durable.lifecycle import log_failure
 from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
 from perdure.engine.middleware import let_work
 from perdure.engine.tasks import detached
-from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, StoreError
+from perdure.errors import InvalidArgument, InvalidDuration, StoreError
 from perdure.presence.heartbeat import Activity, Heartbeat
 from perdure.presence.keys import worker_id
 from perdure.presence.switches import Switches
-from perdure.runtime.driver import Rested
 from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
-from perdure.runtime.transitions import pause
 from perdure.store import (
     Drivable,
-    Grant,
     LeaseRequest,
     Refusal,
     RunSummary,
@@ -38,13 +34,10 @@ from perdure.worker.claims import Claims
 from perdure.worker.context import WorkerContext
 from perdure.worker.counters import Counters
 from perdure.worker.pace import SECOND_LOOK, Pace
+from perdure.worker.runs import DrivenRuns
 from perdure.worker.takeover import left_behind
 
 logger = logging.getLogger("perdure.worker")
-
-
-SUSPECT = 2
-"""A run is a suspect when this many owners in a row died with it before it wrote an entry."""
 
 
 class Worker:
@@ -84,10 +77,8 @@ class Worker:
         self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = new_owner(runtime.random)
         self._claims = Claims(runtime, self._owner, queues)
-        self._runs: dict[asyncio.Task[None], str] = {}
-        self._suspect: tuple[asyncio.Task[None], str] | None = None
+        self._runs: DrivenRuns | None = None
         self._paused: frozenset[str] = frozenset()
-        self._session: Session | None = None
         self._heartbeat: Heartbeat | None = None
         if can_search(store := runtime.store):
             self._heartbeat = Heartbeat(runtime, store, self._owner, self._activity, self._obey)
@@ -179,14 +170,14 @@ class Worker:
     @property
     def running(self) -> int:
         """How many runs are currently being driven."""
-        return len(self._runs)
+        return 0 if self._runs is None else len(self._runs)
 
     async def _work(self, entered: AsyncExitStack) -> None:
         names = ", ".join(self.runtime.registry.names)
         logger.info("%s drives %s, %d runs at once", self.id, names, self._concurrency)
         try:
             async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
-                self._session = session
+                runs = self._runs = self._new_runs(session, tasks)
                 self._claims.start(session)
                 listener = tasks.create_task(self._listen())
                 async with AsyncExitStack() as stack:
@@ -194,7 +185,7 @@ class Worker:
                         await stack.enter_async_context(self._heartbeat)
                     context = WorkerContext(self, session)
                     await let_work(
-                        self.runtime.around, context, lambda: self._claim_and_finish(session, tasks)
+                        self.runtime.around, context, lambda: self._claim_and_finish(runs)
                     )
                 listener.cancel()
         except ExceptionGroup as errors:
@@ -203,28 +194,35 @@ class Worker:
         finally:
             logger.info("%s stopped: %s", self.id, self.counters)
 
-    async def _claim_and_finish(self, session: Session, tasks: asyncio.TaskGroup) -> None:
-        await self._claim_until_stopped(session, tasks)
-        await self._finish()
+    def _new_runs(self, session: Session, tasks: asyncio.TaskGroup) -> DrivenRuns:
+        on_rest = None if self._heartbeat is None else self._heartbeat.count
+        return DrivenRuns(
+            self.runtime, session, tasks, self.counters, self._max_crashes, on_rest, self._ended
+        )
+
+    async def _claim_and_finish(self, runs: DrivenRuns) -> None:
+        await self._claim_until_stopped(runs)
+        await self._finish(runs)
         await self._claims.return_idle()
 
-    async def _claim_until_stopped(self, session: Session, tasks: asyncio.TaskGroup) -> None:
-        session.workers.add(self._notified)
+    async def _claim_until_stopped(self, runs: DrivenRuns) -> None:
+        workers = runs.session.workers
+        workers.add(self._notified)
         try:
-            await self._take_over(session, tasks)
+            await self._take_over(runs)
             while not self._draining:
-                await self._claim_and_wait(session, tasks)
+                await self._claim_and_wait(runs)
         finally:
-            session.workers.discard(self._notified)
+            workers.discard(self._notified)
 
-    async def _claim_and_wait(self, session: Session, tasks: asyncio.TaskGroup) -> None:
+    async def _claim_and_wait(self, runs: DrivenRuns) -> None:
         self._wake.clear()
         # Before the claim: a run that ends during it may have made another one due.
-        was_idle = not self._runs
-        room = self._concurrency - len(self._runs)
-        claimed = await self._claim(session, room) if room else ()
+        was_idle = not runs
+        room = self._concurrency - len(runs)
+        claimed = await self._claim(runs.session, room) if room else ()
         for turn in claimed or ():
-            await self._accept(session, tasks, turn)
+            await runs.accept(turn)
         if not room:
             await self._claims.return_idle()
         # A full batch: there may be more due runs.
@@ -272,15 +270,7 @@ class Worker:
         self._pace.worked()
         self._wake.set()
 
-    async def _accept(self, session: Session, tasks: asyncio.TaskGroup, turn: Turn) -> None:
-        grant = turn.grant
-        if grant.takeovers < SUSPECT or not self._drives_suspect(session):
-            self._start(tasks.create_task(self._drive(session, grant)), turn)
-        else:
-            turn.end()
-            await self._delay(grant)
-
-    async def _take_over(self, session: Session, tasks: asyncio.TaskGroup) -> None:
+    async def _take_over(self, runs: DrivenRuns) -> None:
         """Continue the runs of processes on this machine that no longer exist.
 
         Others would claim them when their leases expire. This one may have been started because of
@@ -288,28 +278,26 @@ class Worker:
         """
         names = {each.workflow for each in self._drives}
         try:
-            async with aclosing(left_behind(self._store, names)) as runs:
-                async for run in runs:
+            async with aclosing(left_behind(self._store, names)) as orphans:
+                async for run in orphans:
                     if self.running >= self._concurrency:
                         return
                     if not self._claims.serves(run.queue):
                         continue
-                    await self._take_over_run(session, tasks, run)
+                    await self._take_over_run(runs, run)
         except StoreError as error:
             logger.warning("looking for runs of dead processes failed (%s)", error)
 
-    async def _take_over_run(
-        self, session: Session, tasks: asyncio.TaskGroup, run: RunSummary
-    ) -> None:
+    async def _take_over_run(self, runs: DrivenRuns, run: RunSummary) -> None:
         request = LeaseRequest(run.id, self._owner, self.runtime.lease_ttl, instead_of=run.owner)
-        grant = await session.acquire(request)
+        grant = await runs.session.acquire(request)
         if isinstance(grant, Refusal):
             return
         if grant.queue:
             # It takes its turn again: there may be no permit for it.
             await require_lease(self._store).release([grant.lease])
         else:
-            await self._accept(session, tasks, Turn(grant))
+            await runs.accept(Turn(grant))
 
     async def _pause(self, is_woken_again: bool) -> None:
         # A full worker claims again when runs end. An idle one polls.
@@ -333,112 +321,45 @@ class Worker:
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)
 
-    def _start(self, task: "asyncio.Task[None]", turn: Turn) -> None:
-        grant = turn.grant
-        if turn.hold is not None:
-            # A cancelled run releases its lease, so that it can take its turn again.
-            turn.hold.on_lost = task.cancel
-            task.add_done_callback(lambda _: self._end_turn(turn))
-        self.counters.claimed += 1
-        self.counters.taken_over += grant.takeovers > 0
-        self._runs[task] = grant.lease.id
-        task.add_done_callback(self._ended)
-        if grant.takeovers >= SUSPECT:
-            self._suspect = task, grant.lease.id
-
-    def _end_turn(self, turn: Turn) -> None:
-        """Use the permits of a run that has ended for another one, or return them."""
-        turn.end()
-        if not self._hungry:
-            self._wake.set()
-
-    def _drives_suspect(self, session: Session) -> bool:
-        """Return whether a suspect is being driven that has not progressed yet."""
-        if self._suspect is None:
-            return False
-        task, run_id = self._suspect
-        return not task.done() and not session.entries_of(run_id)
-
-    async def _delay(self, grant: Grant) -> None:
-        """Release a suspect while another is being driven: it must not die with that one."""
-        self.counters.delayed += 1
-        later = grant.now + self.runtime.lease_ttl / 3
-        await log_failure(require_lease(self._store).release([grant.lease], wake_at=later))
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, turn: Turn) -> None:
+        """Claim again if a run that has ended makes that worth while."""
+        is_last = self._until_idle and not self.running
+        # Its permits are for another run of the queue.
+        is_permitted = turn.hold is not None and not self._hungry
         # A busy worker claims again when a quarter of its slots are free: one claim for many runs.
-        self._runs.pop(task, None)
-        if self._until_idle and not self._runs:
-            self._wake.set()
-        if self._hungry and self._concurrency - len(self._runs) >= -(-self._concurrency // 4):
+        free = self._concurrency - self.running
+        if is_last or is_permitted or (self._hungry and free >= -(-self._concurrency // 4)):
             self._wake.set()
 
-    async def _drive(self, session: Session, grant: Grant) -> None:
-        try:
-            if grant.takeovers >= self._max_crashes:
-                return await self._pause_run(session, grant)
-            granted = await session.with_inbox(grant)
-            self._count(grant, await self.runtime.driver.continue_run(session, granted))
-        except PerdureError as error:
-            self.counters.failed_to_drive += 1
-            logger.warning("run %r could not be driven: %s", grant.lease.id, error)
-        except Exception:
-            self.counters.failed_to_drive += 1
-            logger.exception("run %r could not be driven", grant.lease.id)
-
-    def _count(self, grant: Grant, rested: Rested | None) -> None:
-        self.counters.finished += 1
-        if rested is not None:
-            self.counters.failed += rested.status == "failed"
-            self.counters.cancelled += rested.status == "cancelled"
-            self.counters.retried += rested.retries
-            if self._heartbeat is not None:
-                self._heartbeat.count(grant, rested)
-
-    async def _pause_run(self, session: Session, grant: Grant) -> None:
-        self.counters.paused += 1
-        reason = (
-            f"set aside after {grant.takeovers} crashes without progress; the cause may be this "
-            "run or one that ran beside it. runtime.resume continues it"
-        )
-        logger.error("run %r is paused: %s", grant.lease.id, reason)
-        await pause(session, grant, reason)
-
-    async def _finish(self) -> None:
+    async def _finish(self, runs: DrivenRuns) -> None:
         """Let runs end for the grace period; cancel the others, which keep what they recorded."""
-        if not self._runs:
+        if not runs:
             return
-        logger.info("draining: %d runs have %s to finish", len(self._runs), self._grace)
+        logger.info("draining: %d runs have %s to finish", len(runs), self._grace)
         if self._heartbeat is not None:
             await self._heartbeat.show()
         grace = detached(self._sleep(self._grace.total_seconds()))
-        everything, hurry = detached(self._all_runs()), detached(self._hurry.wait())
+        everything, hurry = detached(self._all_ended(runs)), detached(self._hurry.wait())
         await asyncio.wait([grace, everything, hurry], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()
         hurry.cancel()
-        self.counters.released += len(self._runs)
-        for task in self._runs:
-            # A cancelled run releases its lease, so that another worker continues it.
-            task.cancel()
+        runs.release()
         await asyncio.wait([everything])
 
-    async def _all_runs(self) -> None:
-        while self._runs:
-            await asyncio.wait(tuple(self._runs), return_when=asyncio.FIRST_COMPLETED)
+    async def _all_ended(self, runs: DrivenRuns) -> None:
+        while runs:
+            await runs.wait_for_next()
             await self._claims.return_idle()
 
     def _activity(self) -> Activity:
-        runs = [] if self._session is None else self._session.leased(self._runs.values())
-        counters = asdict(self.counters)
-        claims = self._claims
         return Activity(
             self._concurrency,
             self.running,
             self._draining,
-            runs,
-            counters,
-            claims.names,
-            claims.limits(),
+            [] if self._runs is None else self._runs.leased(),
+            asdict(self.counters),
+            self._claims.names,
+            self._claims.limits(),
         )
 
     def _obey(self, switches: Switches) -> None:

@@ -551,6 +551,20 @@ async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
+async def test_the_sender_whose_payload_counts_is_told_so(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two writes, another sender completes its message with a payload of its own."""
+    await lease(store)
+
+    async def answer_too() -> None:
+        assert await send_one(another, "run", "answer", b"2", dedup_id="x") is Delivery.DUPLICATE
+
+    after_the_message(monkeypatch, answer_too)
+    assert await send_one(store, "run", "answer", b"1", dedup_id="x") is Delivery.DELIVERED
+    assert [message.payload for message in await store.inbox("run")] == [b"1"]
+
+
 async def test_a_message_for_a_run_deleted_in_the_meantime_is_discarded(
     store: MongoStore, another: MongoStore, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ def record(**facts: Any) -> Any:
 def test_the_next_generation_has_no_records_and_another_input() -> None:
     """What belongs to the run as a whole stays."""
     history = History("loop")
-    history.metadata = {"input": 1, "seed": "s", "tags": {"a": "b"}}
+    history.metadata.update({"input": 1, "seed": "s", "tags": {"a": "b"}})
     history.load({"step": record()})
     following = history.next_generation(2)
     assert (len(following), following.generation) == (0, 2)

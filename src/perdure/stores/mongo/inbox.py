@@ -204,6 +204,13 @@ def name_of(document: Mapping[str, Any]) -> str:
     return name
 
 
+def payload_of(document: Mapping[str, Any]) -> bytes:
+    """Return the payload of a message that was not consumed."""
+    packed = document.get("packed")
+    payload: bytes = document["payload"] if packed is None else unpack(packed)
+    return payload
+
+
 def _has_dedup_id(key: str) -> bool:
     return key.partition("\0")[2].partition(".")[2].startswith(WITH_DEDUP_ID)
 
@@ -230,7 +237,6 @@ def _message(document: Mapping[str, Any], inbox: Inbox) -> Message | None:
     number = _number(document, inbox)
     if number is None:
         return None
-    name, packed = name_of(document), document.get("packed")
-    payload = document["payload"] if packed is None else unpack(packed)
+    name = name_of(document)
     sent_at = document.get("sentAt") or inbox.newest[name][1]
-    return Message(f"{number}:{name}", document["name"], payload, sent_at)
+    return Message(f"{number}:{name}", document["name"], payload_of(document), sent_at)

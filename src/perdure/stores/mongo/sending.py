@@ -7,11 +7,14 @@ on an event does so only if the number of its messages is still the one that its
 the rest comes first, and the sender wakes the run; or the message does, and the owner looks in the
 inbox before it settles the run.
 
+A sender that completes the message of another with a payload of its own counts it for that other:
+of all that use a dedup id, the one whose payload counts is told that its message was delivered.
+
 The run's document holds the numbers of its newest messages only. When these are many, a sender
 writes the numbers into the messages, and then removes them from the run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +30,7 @@ from perdure.stores.mongo.inbox import (
     WITH_DEDUP_ID,
     WITHOUT_DEDUP_ID,
     name_of,
+    payload_of,
     unconsumed_count,
 )
 from perdure.stores.mongo.schema import Collections, gather_all, insert, update_once
@@ -86,7 +90,8 @@ class _Batch:
     """The messages of a call to one run.
 
     `sent` are the names of those that count already, `events` the names and events of those that
-    do not. `inserted` are the `_id` of those that this call wrote.
+    do not. `inserted` are the `_id` of those that this call wrote, `others` the names of those that
+    another call wrote with another payload, with the `order` by which it recognizes them.
     """
 
     key: str
@@ -95,19 +100,23 @@ class _Batch:
     sent: set[str] = field(default_factory=set)
     events: dict[str, str] = field(default_factory=dict)
     inserted: set[str] = field(default_factory=set)
+    others: dict[str, ObjectId] = field(default_factory=dict)
     attempt: ObjectId = field(default_factory=ObjectId)
 
     def read(self, run: Any) -> None:
         """Start with the run as it is now."""
-        self.run, self.events = run, {}
+        self.run, self.events, self.others = run, {}, {}
         self.sent = {each["name"] for each in run.get("newest", ())}
         for each in self.messages:
             each.name = f"{incarnation_of(run)}.{each.suffix}"
 
-    def events_in_order(self) -> dict[str, str]:
+    def uncounted(self) -> list[Document]:
         """Return the messages that do not count yet, in the order of the call."""
-        names = [each.name for each in self.messages if each.name in self.events]
-        return {name: self.events[name] for name in names}
+        names = dict.fromkeys(each.name for each in self.messages if each.name in self.events)
+        return [
+            {"name": name, "event": self.events[name], "by": self.others.get(name, self.attempt)}
+            for name in names
+        ]
 
     def unresolved(self) -> list[_Outgoing]:
         """Return the messages of which it is unknown whether they count."""
@@ -201,17 +210,23 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
 async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
     """Find messages that another call, or an earlier attempt of this one, wrote."""
     owners = {
-        f"{batch.key}\0{each.name}": batch for batch in batches for each in batch.unresolved()
+        f"{batch.key}\0{each.name}": (batch, each)
+        for batch in batches
+        for each in reversed(batch.unresolved())
     }
     if not owners:
         return
-    fields = {"name": 1, "number": 1, "consumed": 1, "sentAt": 1}
-    async for document in db.inbox.find({"_id": {"$in": [*owners]}}, fields):
-        batch, name = owners[document["_id"]], name_of(document)
+    async for document in db.inbox.find({"_id": {"$in": [*owners]}}):
+        (batch, each), name = owners[document["_id"]], name_of(document)
         if document["consumed"] or "number" in document or "sentAt" in document:
             batch.sent.add(name)
         else:
             batch.events[name] = document["name"]
+            if (document["name"], payload_of(document)) != (
+                each.message.name,
+                each.message.payload,
+            ):
+                batch.others[name] = document["order"]
 
 
 async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
@@ -232,37 +247,34 @@ async def _count(db: Collections, batch: _Batch) -> Any:
         "incarnation": batch.run.get("incarnation"),
         "numbered": batch.run.get("numbered"),
     }
-    events = batch.events_in_order()
-    update = count_messages(events, batch.attempt)
     try:
-        return await update_once(db.runs, same_run, update, _FIELDS)
+        return await update_once(db.runs, same_run, count_messages(batch.uncounted()), _FIELDS)
     except PyMongoError as error:
         has_dedup_ids = all(each.message.dedup_id is not None for each in batch.messages)
         if not (has_dedup_ids and is_connection_lost(error)):
             raise
         # As another attempt: what the run has counted after all is a duplicate then.
         batch.attempt = ObjectId()
-        update = count_messages(events, batch.attempt)
-        return await update_once(db.runs, same_run, update, _FIELDS)
+        return await update_once(db.runs, same_run, count_messages(batch.uncounted()), _FIELDS)
 
 
-def count_messages(events: Mapping[str, str], attempt: ObjectId) -> Pipeline:
+def count_messages(messages: Sequence[Document]) -> Pipeline:
     """Return the update that counts messages unless the run is over, and wakes a run.
 
-    `events` are the awaited names, by the names of the messages.
+    Each has its `name`, the `event` that may be awaited, and `by`: which sender's it is.
     """
     numbered = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
         "number": {"$add": [_COUNT, "$$this", 1]},
         "at": "$$NOW",
-        "by": attempt,
+        "by": {"$arrayElemAt": ["$new.by", "$$this"]},
     }
     added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
     awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
     # A run with an owner awaits nothing.
     wakes = {"$and": [{"$ne": [awaited, []]}, {"$not": [_IS_DUE]}]}
     return [
-        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(events)]}}},
+        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(messages)]}}},
         {
             "$set": {
                 "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, added]},
@@ -277,19 +289,20 @@ def count_messages(events: Mapping[str, str], attempt: ObjectId) -> Pipeline:
     ]
 
 
-def _new_messages(events: Mapping[str, str]) -> Document:
+def _new_messages(messages: Sequence[Document]) -> Document:
     """Return the expression of those messages that the run does not know."""
     known = {"$ifNull": ["$newest.name", []]}
-    messages = [{"name": name, "event": event} for name, event in events.items()]
     is_new = {"$not": [{"$in": ["$$this.name", known]}]}
-    return {"$filter": {"input": {"$literal": messages}, "cond": is_new}}
+    return {"$filter": {"input": {"$literal": [*messages]}, "cond": is_new}}
 
 
 def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
     """Return the receipts of messages, by their places in the call."""
     total, newest = unconsumed_count(run), run.get("newest", ())
     sent = batch.sent | {each["name"] for each in newest}
-    numbers = {each["name"]: each["number"] for each in newest if each["by"] == batch.attempt}
+    # By another sender, if that has completed what this one wrote.
+    mine = {batch.attempt, *(each.order for each in batch.messages)}
+    numbers = {each["name"]: each["number"] for each in newest if each["by"] in mine}
     count = total - len(numbers)
     receipts: dict[int, Receipt] = {}
     for each in batch.messages:

@@ -1,0 +1,210 @@
+"""A run whose lease this process holds, on a store with a journal.
+
+Every write carries the lease's epoch and a number, and the first refused one ends the run here:
+another process owns it. A finished step is one entry. The last entry of a run replaces all others.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from msgspec.structs import replace
+
+from perdure.durable.asks import CLOSED, conclude, unseen_act
+from perdure.durable.host import RunHost
+from perdure.durable.session import Session, notify_watchers
+from perdure.engine.call import StepCall
+from perdure.engine.history import History
+from perdure.engine.records import EncodedRecord
+from perdure.engine.tasks import Interrupted, detached, finish
+from perdure.errors import LeaseLost
+from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
+from perdure.snapshot.asks import ask_tags
+from perdure.snapshot.merge import step_delta, waits_delta
+from perdure.store import Entry, Grant, Rest, Verdict, require_transaction
+
+_NO_ITEMS: Mapping[str, OutboxItem | None] = MappingProxyType({})
+
+
+class JournaledRun(RunHost):
+    """A run whose lease this process holds, on a store with a journal."""
+
+    def __init__(
+        self, session: Session, history: History, grant: Grant, now: datetime | None = None
+    ) -> None:
+        super().__init__(session, grant.lease.id, history, grant, now)
+        self._epoch = grant.lease.epoch
+        self._n = 0
+        self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
+        self._closed: list[str] = []
+        self._append = session.committer.append
+
+    def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
+        """Append the step's record to the journal."""
+        return self._write(self._entry(call, record))
+
+    async def _write(self, entry: Entry) -> None:
+        interrupted: Interrupted | None = None
+        try:
+            verdict = await self._append(entry)
+        except Interrupted as error:
+            interrupted, verdict = error, error.answer
+        # If the run is unknown, this write deleted it, and its first answer was lost.
+        was_deleted = entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
+        if verdict is not Verdict.ACCEPTED and not was_deleted:
+            raise self._lost()
+        self.entries += 1
+        if self._undelivered:
+            self._deliver(entry)
+        # Only now: a cancelled caller must know whether the write was accepted.
+        if interrupted is not None:
+            raise interrupted
+
+    def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
+        history = self.history
+        data = step_delta(
+            record.key,
+            record.json,
+            record.at,
+            replaces=call.replaces,
+            waits=history.waits.take_changes(),
+            metadata=history.metadata.take_changes(),
+            outbox=self._take_items() if history.outbox.changed else _NO_ITEMS,
+            warnings=record.warnings,
+        )
+        self._n += 1
+        return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
+
+    def _take_items(self) -> Mapping[str, OutboxItem | None]:
+        """Return the changes of the outbox for the next entry, after which they are delivered."""
+        # By the number that the entry will have: they are delivered when that one is accepted.
+        items = self._undelivered[self._n + 1] = self.history.outbox.take_changes()
+        return items
+
+    def _deliver(self, entry: Entry) -> None:
+        items = self._undelivered.pop(entry.n, None)
+        if items is not None and self.outbox is not None:
+            self.outbox.deliver(items)
+
+    def _lost(self) -> LeaseLost:
+        self.lose()
+        return LeaseLost(self.id)
+
+    async def persist(self) -> None:
+        """Append the waits that began or ended, and what the run does to other runs."""
+        if self.history.waits.changed or self.history.outbox.changed:
+            await self._write_delta(self.block())
+
+    async def append_outcome(self, block: ExecutionBlock) -> None:
+        """Append how the run ended; the lease is kept."""
+        cancelled = await self._close_asks(())
+        # Without this, the waits that were open would stay beside the outcome.
+        await self._write_delta({**block, "pending": []})
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _close_asks(self, kept: Iterable[PendingWait]) -> bool:
+        """Close the tokens of waits that the run is about to drop, whatever drops them.
+
+        First, so that no answer is accepted that would be lost. One that was accepted before stays
+        on record as an act. Return whether the caller was cancelled in the meantime.
+        """
+        history, awaited = self.history, {wait.get("event") for wait in kept}
+        dropped = [wait for event, wait in history.asks.items() if event not in awaited]
+        if not dropped:
+            return False
+        cancelled = False
+        try:
+            first = await finish(detached(conclude(self.session, self.id, dropped, CLOSED)))
+        except Interrupted as interrupted:
+            first, cancelled = interrupted.answer, True
+        for wait, answer in zip(dropped, first, strict=True):
+            del history.asks[wait.get("event", "")]
+            if answer is not None:
+                self._closed.append(answer.message_id)
+                if (act := unseen_act(wait, answer)) is not None:
+                    history.add_act(act)
+        return cancelled
+
+    async def _write_delta(self, block: ExecutionBlock) -> None:
+        history = self.history
+        waits, metadata = history.waits.take_changes(), history.metadata.take_changes()
+        data = waits_delta(block, waits, metadata, self._take_items())
+        self._n += 1
+        await self._write(Entry(self.id, self._epoch, self._n, data))
+
+    async def transact(
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
+    ) -> EncodedRecord:
+        """Commit the step's record together with what `work` wrote.
+
+        The transaction runs in a task of its own: a cancellation reaches the user's function, which
+        is rolled back, but never a commit, whose outcome would then be unknown.
+        """
+        store = require_transaction(self.session.store, f"step.transaction({call.id!r})")
+        records: list[EncodedRecord] = []
+        entries: list[Entry] = []
+
+        async def entry(connection: Any) -> Entry:
+            records.append(await work(connection))
+            entries.append(self._entry(call, records[0]))
+            return entries[0]
+
+        task = detached(store.transact(self.id, self._epoch, entry))
+        interrupted = False
+        try:
+            # As soon as `work` has returned a record, the commit is under way.
+            verdict = await finish(task, cancel_while=lambda: not records)
+        except Interrupted as error:
+            interrupted, verdict = True, error.answer
+        if verdict is not Verdict.ACCEPTED:
+            raise self._lost()
+        self.entries += 1
+        if self._undelivered:
+            self._deliver(entries[0])
+        if interrupted:
+            raise Interrupted(records[0])
+        return records[0]
+
+    async def settle(
+        self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
+    ) -> bytes:
+        """Replace snapshot and journal by the whole snapshot, set the wake time, and give up the
+        lease: one fenced write.
+        """
+        data = b""
+        cancelled = await self._close_asks(block.get("pending", ()))
+        if not rest.delete:
+            if self.outbox is not None:
+                # Before the snapshot is encoded: it must not contain what was delivered.
+                await self.outbox.drain()
+            if self.history.outbox and rest.status != "paused":
+                # No process delivers while the run is at rest, so the next owner does it at once.
+                rest = replace(rest, wake_at=self.clock.now())
+            data = self.history.encode(block)
+            rest = self._described(rest, block, len(data))
+        self._n += 1
+        try:
+            consumed = (*consumes, *self._closed)
+            await self._write(Entry(self.id, self._epoch, self._n, data, consumed, rest))
+        except Interrupted:
+            raise asyncio.CancelledError from None
+        finally:
+            # Whatever the outcome of the write, nothing works on the run here any more.
+            self.session.drop(self)
+            notify_watchers(self.session.store, self.id)
+        if cancelled:
+            raise asyncio.CancelledError
+        return data
+
+    def _described(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
+        """Return a rest with what lists show of the run."""
+        metadata = self.history.metadata
+        return replace(
+            rest,
+            version=version_of(metadata),
+            tags=tags_of(metadata, ask_tags(block.get("pending", ()))),
+            summary=self.history.summarize(block, size),
+        )

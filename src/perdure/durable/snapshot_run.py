@@ -1,0 +1,89 @@
+"""A run on a store without a journal."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from perdure import codec
+from perdure.durable.host import RunHost
+from perdure.durable.session import Session, store_errors
+from perdure.engine.call import StepCall
+from perdure.engine.history import History
+from perdure.engine.records import EncodedRecord
+from perdure.engine.tasks import detached, finish
+from perdure.snapshot import ExecutionBlock
+from perdure.store import Grant, Rest, require_transaction
+
+
+class SnapshotRun(RunHost):
+    """A run on a store without a journal: each record saves the whole snapshot.
+
+    Saves never overtake each other: records that arrive during one are saved together by the next.
+    A record is in the snapshot that is being saved before it is in the history.
+    """
+
+    def __init__(
+        self, session: Session, id: str, history: History, grant: Grant | None = None
+    ) -> None:
+        super().__init__(session, id, history, grant)
+        self._saving = asyncio.Lock()
+        self._staged: dict[str, EncodedRecord] = {}
+        self._saved = 0
+        self._changes = 0
+
+    async def record(self, call: StepCall, record: EncodedRecord, /) -> None:
+        """Save the snapshot with this record in it."""
+        self._staged[record.key] = record
+        try:
+            await self.persist()
+        finally:
+            del self._staged[record.key]
+
+    async def persist(self) -> None:
+        """Save the snapshot as it is now, unless another call has saved it in the meantime."""
+        # In a task of its own: a save that is cut off may or may not have been written.
+        await finish(detached(self._save_changes()))
+
+    async def _save_changes(self) -> None:
+        self._changes += 1
+        mine = self._changes
+        async with self._saving:
+            if self._saved >= mine:
+                return
+            # Not `mine`: all that changed while the previous save was under way is in this one.
+            upto = self._changes
+            await self._save(self.running())
+            self._saved = upto
+            self.entries += 1
+
+    async def _save(self, block: ExecutionBlock) -> bytes:
+        data = self.history.encode(block, staged=tuple(self._staged.values()))
+        with store_errors(self.session.store, f"save run {self.id!r}"):
+            await self.session.store.save(self.id, codec.loads(data))
+        return data
+
+    async def append_outcome(self, block: ExecutionBlock) -> None:
+        """Save the snapshot with the outcome."""
+        await self._save(block)
+
+    async def transact(
+        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
+    ) -> EncodedRecord:
+        """Raise `MissingAbility`: a store with transactions has a journal."""
+        require_transaction(self.session.store, f"step.transaction({call.id!r})")
+        raise AssertionError("a store with transactions has a journal")
+
+    async def settle(
+        self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
+    ) -> bytes:
+        """Save the whole snapshot, or delete it, and give up the lease."""
+        data = b""
+        if rest.delete:
+            with store_errors(self.session.store, f"delete run {self.id!r}"):
+                await self.session.store.delete(self.id)
+        else:
+            data = await self._save(block)
+        # After the save: if this process dies in between, the lease expires, and the next owner
+        # finds how the run was left.
+        await self.release()
+        return data

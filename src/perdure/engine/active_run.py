@@ -1,0 +1,221 @@
+"""One run in memory: whether it continues, where its branches are held, what it publishes.
+
+A run is *live* until it is broken off or over. What cannot be recorded breaks it off: every later
+step raises the same error, whatever the function catches. So does a suspension, which is how a run
+leaves memory: its function is unwound, and called again later.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from perdure.clock import Clock, parse_iso
+from perdure.engine.branches import Branches
+from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
+from perdure.engine.history import History
+from perdure.engine.middleware import Around
+from perdure.engine.tasks import outside_runs
+from perdure.engine.unwinding import is_unwinding, warn_of_late_call
+from perdure.errors import ContinuedAsNew, MissingAbility, RunOver, Suspended
+from perdure.events import Event
+from perdure.snapshot import PendingWait
+
+
+class ActiveRun:
+    """A run that is being executed, with its history and, if a store has it, its host.
+
+    `gated` says that a call without a record has to pass `gate` before it begins. The run is
+    `pausing` if none may begin, and `replays_only` if the function is called only to learn how its
+    steps are undone: `undos` are those that are known, `unknown_undos` the keys of the others.
+    `around` is set if there is middleware for steps. `retries` counts attempts after the first.
+    """
+
+    __slots__ = (
+        "_broken",
+        "_emit",
+        "_over",
+        "_warned",
+        "around",
+        "branches",
+        "clock",
+        "gated",
+        "history",
+        "host",
+        "pausing",
+        "random",
+        "replays_only",
+        "retries",
+        "run_id",
+        "undos",
+        "unknown_undos",
+        "workflow",
+    )
+
+    def __init__(
+        self,
+        workflow: str,
+        run_id: str,
+        history: History,
+        clock: Clock,
+        random: Random,
+        emit: Callable[[Event], None] | None,
+        host: RunHost | None,
+    ) -> None:
+        self.workflow, self.run_id = workflow, run_id
+        self.history, self.host = history, host
+        self.clock, self.random = clock, random
+        self.branches = Branches()
+        self.around: Around | None = None
+        self.retries = 0
+        self.gated = self.pausing = self.replays_only = False
+        self.unknown_undos = set(history.owed()) if history.marked else set()
+        self.undos: dict[str, StepCall] = {}
+        self._emit = emit
+        self._broken: BaseException | None = None
+        self._over = self._warned = False
+
+    @property
+    def live(self) -> bool:
+        """Whether steps can still be recorded."""
+        return self._broken is None and not self._over
+
+    @property
+    def broken(self) -> BaseException | None:
+        """The error that broke the run off, or `None`."""
+        return self._broken
+
+    def check_live(self, id: str) -> None:
+        """Raise if nothing can be recorded any more: the run was broken off, or is over."""
+        if self._broken is not None:
+            raise self._broken
+        if self._over:
+            raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
+
+    def refuse(self, id: str) -> None:
+        """Raise for a call that begins too late; log the first one of a run that is unwound."""
+        is_unwound = self.branches.cancelled and not self._over
+        if is_unwound and not self._warned and is_unwinding(self._broken):
+            self._warned = True
+            warn_of_late_call(self.run_id, id, self._broken)
+        self.check_live(id)
+
+    def end(self) -> None:
+        """Refuse steps from now on."""
+        self._over = True
+
+    def break_off(self, error: BaseException) -> BaseException:
+        """Make `error` the answer of every step from now on, and return it to be raised."""
+        # The first error stays: what is raised later is usually its consequence.
+        if self._broken is None:
+            self._broken = error
+            # Without a host the function belongs to the caller's task, which is not ours to cancel.
+            if self.host is not None:
+                self.branches.cancel()
+        return self._broken
+
+    def begin_again(self, data: object) -> None:
+        """Break the run off to continue as new with this input, after what is in flight has ended.
+
+        Its records are dropped, but a step that is cut off would have half an effect.
+        """
+        if self._broken is None:
+            self._broken = ContinuedAsNew(data)
+            if self.branches.in_flight:
+                self.branches.when_idle = self.branches.cancel
+            else:
+                self.branches.cancel()
+
+    def pause(self) -> None:
+        """Let no call without a record begin."""
+        self.gated = self.pausing = True
+
+    def replay_only(self) -> None:
+        """Answer calls from their records only, until the undos of all steps are known."""
+        # Calls that begin too late are expected then, and not worth a warning.
+        self.replays_only = self._warned = True
+        self.pause()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the calling branch must not get further than its records."""
+        scope = SCOPE.get()
+        return self.replays_only or (scope is not None and scope.is_closed)
+
+    async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
+        """Stop a call that has no record, where none may begin; a wait may begin during a pause."""
+        # A scope is closed while its own undos run.
+        if (scope := SCOPE.get()) is not None and call.kind != "undo":
+            await scope.stop(call)
+        if self.pausing and (self.replays_only or not is_wait):
+            await self.hold(call)
+
+    async def hold(self, call: StepCall) -> None:
+        """Stop the calling branch at a step that is not to begin: the run is being paused."""
+        if self._broken is not None or self._over:
+            self.refuse(call.id)
+        assert self.host is not None, "only a host pauses a run"
+        self.branches.begin(call)
+        try:
+            await self.host.halt(call.wait_id())
+        finally:
+            self.branches.end(call)
+
+    def add_undo(self, call: StepCall, key: str) -> None:
+        """Remember how a recorded step is undone."""
+        self.undos[key] = call
+        if (scope := SCOPE.get()) is not None:
+            call.undo_retry = scope.retry
+        self.unknown_undos.discard(key)
+        if self.replays_only and not self.unknown_undos:
+            # Whatever else the function does when it is replayed, nothing needs it.
+            self.break_off(Suspended())
+
+    def find_undo(self, call: StepCall) -> None:
+        """Remember how a step is undone whose record is not asked for."""
+        key = self.history.find(call.path, call.call)
+        if key is not None and key in self.unknown_undos and call.undo is not None:
+            self.add_undo(call, key)
+
+    async def spend(self, wait: PendingWait) -> Received | None:
+        """Spend a durable wait, and close it; return the message that came."""
+        try:
+            answer = await self._wait(wait)
+        except asyncio.CancelledError:
+            if self.live:
+                # The function cancelled the wait; a suspension would have broken the run off first.
+                self.history.close_wait(wait["id"])
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
+            raise self.break_off(error) from error.__cause__
+        # Not yet durable: the record of the call and the end of its wait are one write.
+        self.history.close_wait(wait["id"])
+        return answer
+
+    async def _wait(self, wait: PendingWait) -> Received | None:
+        if self.host is not None:
+            return await self.host.wait(wait)
+        if wait["kind"] == "event":
+            raise MissingAbility(NO_STORE, "inbox", f"step.wait_for_event({wait['id']!r})")
+        remaining = parse_iso(wait.get("wakeAt", "")) - self.clock.now()
+        await self.clock.sleep(max(remaining, timedelta(0)))
+        return None
+
+    def announce(
+        self, event: Callable[..., Event], started: float | None = None, **facts: Any
+    ) -> None:
+        """Publish an event of the run, with the time since `started`."""
+        if self._emit is not None:
+            if started is not None:
+                facts["duration"] = self._since(started)
+            now = self.clock.now()
+            with outside_runs():
+                self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
+
+    def tell(self, event: Callable[..., Event], call: StepCall, key: str, **facts: Any) -> None:
+        """Publish an event of a step."""
+        self.announce(event, step=call.id, key=key, branch=call.path, call=call.call, **facts)
+
+    def _since(self, started: float) -> timedelta:
+        return timedelta(seconds=self.clock.monotonic() - started)

@@ -1,0 +1,38 @@
+"""What of a value could not be recorded as it was: said once, when the record is made."""
+
+import logging
+from collections.abc import Sequence
+
+from perdure import codec
+
+logger = logging.getLogger(__name__)
+
+
+def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
+    """Log and return a warning for each part of a value that could not be recorded as it was."""
+    for loss in losses:
+        logger.warning("step %r: %s", key, _explain(loss))
+    return tuple(
+        {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
+        for loss in losses
+    )
+
+
+def _explain(loss: codec.Loss) -> str:
+    """Return what cannot be restored, and what to write if only its class has to be known."""
+    what = "" if loss.cls is None else f" ({loss.cls.__name__})"
+    text = (
+        f"{loss.path}{what} cannot come back after a crash as it was ({loss.reason}), so the "
+        "function sees what was recorded."
+    )
+    if loss.path.startswith(f"{codec.EXCEPTION}."):
+        return f"{text} Raise an exception in the step whose attributes are plain data"
+    if loss.cls is None or loss.reason != "non-json" or not codec.is_restorable(loss.cls):
+        return f"{text} Return plain data, or objects with fields, from the step"
+    name = loss.cls.__name__
+    # A part of a value is restored by the type of the whole, which is not known here.
+    whole = name if loss.path.isidentifier() else f"…{name}…"
+    return (
+        f"{text} Write returns={whole}, or pass a function with that return annotation instead of "
+        f"a lambda, or declare types=[{name}] for the workflow"
+    )

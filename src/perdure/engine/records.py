@@ -1,0 +1,216 @@
+"""The records of one run in the order they were made, found again by identity.
+
+A call reserves its key when it begins. Its record is published here when the store has accepted it,
+so nothing sees a record that a crash could take back. Fresh records are kept as the bytes that went
+to the store: one encoding serves both, and code that later changes the value cannot change what
+was recorded. Loaded records stay dicts.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+from perdure import codec
+from perdure.engine.branches import is_below, join_path
+from perdure.snapshot import StepRecord
+from perdure.validation import RESERVED
+
+Stored: TypeAlias = bytes | StepRecord
+"""A record as it is kept: JSON, or the dict that was loaded."""
+
+
+class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A record on its way to the store: its key and JSON, when it was made, the value the function
+    will see, and warnings about what of it was lost.
+    """
+
+    key: str
+    json: bytes
+    at: str
+    value: Any
+    warnings: tuple[dict[str, str], ...] = ()
+
+
+class Records:
+    """The records of one run, by key and by the call that made them.
+
+    `last_key` is the key of the record that was made or asked for last.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_foreign",
+        "_loaded",
+        "_next",
+        "_records",
+        "_silent",
+        "_skipped",
+        "last_key",
+        "warnings",
+    )
+
+    def __init__(self) -> None:
+        self._records: dict[str, Stored] = {}
+        self._calls: dict[str, dict[str, str]] = {}
+        self._next: dict[str, int] = {}
+        self._foreign: set[str] = set()
+        self._loaded: set[str] = set()
+        self._silent: set[str] = set()
+        self._skipped: frozenset[str] = frozenset()
+        self.last_key: str | None = None
+        self.warnings: list[Any] = []
+
+    def load(self, records: Mapping[str, StepRecord]) -> None:
+        """Add records that were made before, by us or by another writer of the format."""
+        self._records.update(records)
+        self._loaded.update(records)
+        root = self._calls.setdefault("", {})
+        for key, record in records.items():
+            if "at" not in record:
+                self._foreign.add(key)
+            elif "branch" in record:
+                self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
+            else:
+                root[record.get("call", key)] = key
+
+    def find(self, branch: str, call: str) -> str | None:
+        """Return the key of the record that this call of this branch made, if there is one."""
+        calls = self._calls.get(branch)
+        key = calls.get(call) if calls is not None else None
+        if key is None and call in self._foreign:
+            # Another writer of the format knows no branches: the first call that asks owns it.
+            self._foreign.discard(call)
+            self._calls.setdefault(branch, {})[call] = key = call
+        if key is None or key not in self._records or key in self._silent:
+            return None
+        # Asked for: the code that made the record still has its call.
+        self._loaded.discard(key)
+        return key
+
+    def skip(self, branch: str, call: str) -> None:
+        """Count a call as asked for, with all below it, although nothing needs its answer."""
+        self._skipped |= {f"{join_path(branch, call)}>"}
+        self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
+
+    def reserve(self, branch: str, call: str) -> str:
+        """Return the key of this call's record and keep it from all other calls.
+
+        The call itself is the key unless a call of another branch was first.
+        """
+        calls = self._calls.get(branch)
+        if calls is None:
+            calls = self._calls[branch] = {}
+        key = calls.get(call)
+        if key is None:
+            # Several branches may call one id: all but the first get `id#2`, `id#3` … as key. A key
+            # is not used again in this process, even if its call records nothing.
+            n = self._next.get(call, 1)
+            key = call if n == 1 else f"{call}#{n}"
+            while key in self._records or key in self._next:
+                n += 1
+                key = f"{call}#{n}"
+            self._next[call] = n + 1
+            self._next.setdefault(key, 1)
+            calls[call] = key
+        return key
+
+    def publish(self, record: EncodedRecord) -> None:
+        """Make a record answer its calls from now on; it replaces one under the same key."""
+        key = self.last_key = record.key
+        self._records[key] = record.json
+        # Most runs have none of these, and their steps do not pay for them.
+        if self._silent:
+            self._silent.discard(key)
+        if self._loaded:
+            self._loaded.discard(key)
+        if self.warnings:
+            self.warnings = [w for w in self.warnings if w["stepId"] != key]
+        if record.warnings:
+            self.warnings += record.warnings
+
+    def silence(self, key: str, json: bytes) -> None:
+        """Replace a published record by one that no longer answers any call."""
+        self._records[key] = json
+        self._silent.add(key)
+
+    def discard(self, key: str) -> StepRecord | None:
+        """Forget a record, so that its step runs again; return what it said."""
+        stored = self._records.pop(key, None)
+        if stored is None:
+            return None
+        self._foreign.discard(key)
+        self._loaded.discard(key)
+        record = _decoded(stored)
+        self._calls.get(record.get("branch", ""), {}).pop(record.get("call", key), None)
+        return record
+
+    def get(self, key: str) -> StepRecord:
+        """Return a record as a dict of the caller's own: changing it changes nothing here."""
+        record = self._records[key]
+        if type(record) is bytes:
+            return codec.loads(record)  # type: ignore[no-any-return]  # our own bytes
+        # The loaded dict is given away, and what it says is kept.
+        self._records[key] = codec.dumps(record)
+        return cast(StepRecord, record)
+
+    def _peek(self, key: str) -> StepRecord:
+        """Return a record that the caller only reads."""
+        return _decoded(self._records[key])
+
+    @property
+    def last_record(self) -> str:
+        """The key of the record that was made last; empty if there is none."""
+        return next(reversed(self._records), "")
+
+    def attempts(self, key: str) -> int:
+        """Return how many attempts a step took; 1 if that is not recorded."""
+        return self._peek(key).get("attempts", 1) if key in self._records else 1
+
+    def steps(self) -> dict[str, StepRecord]:
+        """Return the records by key, in the order they were made."""
+        return {key: self.get(key) for key in self}
+
+    def untouched(self) -> list[str]:
+        """Return the keys of loaded records that nothing has asked for.
+
+        Steps in the branches of a race that answered from its record had no need to be asked, nor
+        had those of the engine.
+        """
+        if not self._loaded:
+            return []
+        answered = self._skipped | {
+            f"{join_path(branch, call)}>"
+            for branch, calls in self._calls.items()
+            for call, key in calls.items()
+            if key not in self._loaded
+        }
+        return [
+            key
+            for key in self._records
+            if key in self._loaded
+            and not key.startswith(RESERVED)
+            and not is_below(self._peek(key).get("branch", ""), answered)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._records
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys of the records, in the order the records were made."""
+        return iter(tuple(self._records))
+
+
+def is_failure(record: Stored) -> bool:
+    """Return whether a step failed."""
+    # Records are encoded with `ok` first: those of successful steps need not be decoded.
+    if isinstance(record, bytes):
+        return not record.startswith(b'{"ok":true') and not codec.loads(record)["ok"]
+    return not record["ok"]
+
+
+def _decoded(record: Stored) -> StepRecord:
+    return codec.loads(record) if type(record) is bytes else cast(StepRecord, record)

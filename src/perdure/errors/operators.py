@@ -1,0 +1,79 @@
+"""What is refused to operators, to people who answer, and to those who make schedules."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from perdure.errors.error import PerdureError
+from perdure.errors.values import InvalidArgument
+
+
+class Refused(PerdureError):
+    """An operator's verb does not apply to the run as it is; nothing was changed."""
+
+    def __init__(self, run_id: str, verb: str, reason: str) -> None:
+        super().__init__(f"{verb} was refused for run {run_id!r}: {reason}")
+        self.run_id = run_id
+        self.verb = verb
+        self.reason = reason
+
+
+class AppliedBefore(Refused):
+    """An operator's request was applied to the run before."""
+
+    def __init__(self, run_id: str, verb: str) -> None:
+        super().__init__(run_id, verb, "this request was applied before")
+
+
+class InvalidToken(InvalidArgument):
+    """A string is not a token of an approval or callback."""
+
+    def __init__(self) -> None:
+        # The token is a secret, even one that was damaged on its way.
+        PerdureError.__init__(
+            self,
+            "token: expected the token of an approval or callback, unchanged, as notify= or start= "
+            "was given it and approvals() returns it",
+        )
+        self.parameter, self.got, self.expected = "token", None, "the token of a wait"
+
+
+class AlreadyAnswered(Refused):
+    """An approval or callback was answered before: `by` whom and when (`at`)."""
+
+    def __init__(self, run_id: str, by: str = "", at: datetime | None = None) -> None:
+        who = f" by {by}" if by else ""
+        when = "" if at is None else f" at {at}"
+        super().__init__(run_id, "answer", f"it was answered{who}{when}; the first answer counts")
+        self.by = by
+        self.at = at
+
+
+class TooLate(Refused):
+    """An approval or callback waits no longer: it has expired, or the run does not need it."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        super().__init__(run_id, "answer", reason)
+
+
+class ScheduleConflict(PerdureError):
+    """A schedule cannot be created: another one has this name. `differences` says in what."""
+
+    def __init__(self, name: str, differences: Sequence[str]) -> None:
+        self.name = name
+        self.differences = tuple(differences)
+        listed = ", ".join(self.differences)
+        verb = "differs" if len(self.differences) == 1 else "differ"
+        super().__init__(
+            f"schedule {name!r} exists already, and its {listed} {verb} from what was asked for; "
+            "change it with (await client.get_schedule(name)).update(…), or choose another name"
+        )
+
+
+class ScheduleNotFound(PerdureError):
+    """The store has no schedule of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is no schedule {name!r} in this store; schedules() returns those that exist"
+        )
+        self.name = name

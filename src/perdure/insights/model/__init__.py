@@ -1,0 +1,127 @@
+"""What `Insights` answers: frozen structs that can be shown in a terminal, on a page or as JSON.
+
+Values (payloads, outputs, the values of steps) are JSON as it is stored, after redaction. Times are
+aware UTC datetimes.
+"""
+
+from perdure.insights.model.acts import (
+    Act,
+    ActsPage,
+    BulkProgress,
+)
+from perdure.insights.model.errors import (
+    ErrorFacts,
+    ErrorGroup,
+    ErrorGroups,
+    Frame,
+)
+from perdure.insights.model.fleet import (
+    Attention,
+    Finding,
+    HistoryPoint,
+    Overview,
+    StoreFacts,
+    WorkerHistory,
+    WorkerRow,
+    WorkflowVersions,
+)
+from perdure.insights.model.json import (
+    Json,
+)
+from perdure.insights.model.rows import (
+    Percentiles,
+    RunRow,
+    RunsPage,
+    Tally,
+)
+from perdure.insights.model.runs import (
+    Bundle,
+    BundleMessage,
+    Children,
+    Comparison,
+    Difference,
+    Fork,
+    Parent,
+    RollbackFacts,
+    RunFacts,
+    Why,
+)
+from perdure.insights.model.steps import (
+    InFlight,
+    StepDetail,
+    StepGroup,
+    StepRow,
+    StepsPage,
+)
+from perdure.insights.model.waits import (
+    Agenda,
+    AgendaHour,
+    ApprovalRow,
+    ApprovalsPage,
+    AwaitedEvent,
+    MessageFacts,
+    WaitFacts,
+)
+from perdure.insights.model.workflows import (
+    DefinitionFacts,
+    KeyRow,
+    LimitRow,
+    QueueRow,
+    Retention,
+    RetentionRow,
+    ScheduleRow,
+    WorkflowRow,
+)
+
+__all__ = [
+    "Act",
+    "ActsPage",
+    "Agenda",
+    "AgendaHour",
+    "ApprovalRow",
+    "ApprovalsPage",
+    "Attention",
+    "AwaitedEvent",
+    "BulkProgress",
+    "Bundle",
+    "BundleMessage",
+    "Children",
+    "Comparison",
+    "DefinitionFacts",
+    "Difference",
+    "ErrorFacts",
+    "ErrorGroup",
+    "ErrorGroups",
+    "Finding",
+    "Fork",
+    "Frame",
+    "HistoryPoint",
+    "InFlight",
+    "Json",
+    "KeyRow",
+    "LimitRow",
+    "MessageFacts",
+    "Overview",
+    "Parent",
+    "Percentiles",
+    "QueueRow",
+    "Retention",
+    "RetentionRow",
+    "RollbackFacts",
+    "RunFacts",
+    "RunRow",
+    "RunsPage",
+    "ScheduleRow",
+    "StepDetail",
+    "StepGroup",
+    "StepRow",
+    "StepsPage",
+    "StoreFacts",
+    "Tally",
+    "WaitFacts",
+    "Why",
+    "WorkerHistory",
+    "WorkerRow",
+    "WorkflowRow",
+    "WorkflowVersions",
+]

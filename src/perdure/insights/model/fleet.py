@@ -1,0 +1,106 @@
+"""Workers and the store, and what needs attention."""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from perdure.insights.model.json import Json
+from perdure.insights.model.rows import Percentiles, RunRow, Tally
+from perdure.insights.model.steps import InFlight
+
+
+class WorkflowVersions(msgspec.Struct, frozen=True):
+    """A workflow that a worker drives, and the first and the last version of it."""
+
+    workflow: str
+    first: int
+    last: int
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """A worker as of its last heartbeat.
+
+    A live one has a heartbeat; a lost one disappeared without a clean stop within the last day.
+    `owned` are the runs that a lost one still owns, if one worker was asked for.
+    """
+
+    id: str
+    state: Literal["live", "draining", "lost"]
+    host: str
+    pid: int
+    started_at: datetime
+    seen_at: datetime
+    perdure: str = ""
+    python: str = ""
+    workflows: tuple[WorkflowVersions, ...] = ()
+    queues: tuple[str, ...] = ()
+    slots: int = 0
+    running: int = 0
+    counters: dict[str, int] = {}
+    in_flight: tuple[InFlight, ...] = ()
+    owned: tuple[RunRow, ...] = ()
+
+
+class HistoryPoint(msgspec.Struct, frozen=True):
+    """One step of a chart. Numbers are `None` where no worker has reported: a gap, not zero."""
+
+    at: datetime
+    completed: int | None = None
+    failed: int | None = None
+    cancelled: int | None = None
+    slots: int | None = None
+    running: int | None = None
+    depths: dict[str, int] = {}
+
+
+class WorkerHistory(msgspec.Struct, frozen=True):
+    """What the workers reported about a window, oldest first."""
+
+    points: tuple[HistoryPoint, ...]
+    step: timedelta
+    durations: dict[str, Percentiles] = {}
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """Something an operator should look at: a sentence, and the query or run that shows it."""
+
+    text: str
+    query: str = ""
+    run_id: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """The store at a glance. `last_day` counts runs that ended in the last 24 hours.
+
+    If `due_capped`, there are at least `due` runs that are due.
+    """
+
+    now: datetime
+    counts: dict[str, Tally]
+    last_day: dict[str, Tally]
+    due: int
+    oldest_due: datetime | None
+    workers: tuple[WorkerRow, ...]
+    failures: tuple[RunRow, ...]
+    attention: tuple[Attention, ...]
+    due_capped: bool = False
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that `doctor` found, and how to fix it."""
+
+    code: str
+    text: str
+    fix: str
+    severity: Literal["error", "warning"] = "warning"
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The store: its address without a password, what it can do, and how far its clock is off."""
+
+    url: str
+    kind: str
+    capabilities: dict[str, Json]
+    sentences: tuple[str, ...]
+    clock_drift: timedelta | None = None

@@ -1,0 +1,69 @@
+"""Runs in lists, and numbers of runs and of their durations."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from perdure.snapshot import RunStatus
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """One run in a list, from its header alone.
+
+    `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
+    `ended_at` is set when it is over. `error` is the first line of the error that ended it,
+    `ended_by` the step that raised it, and `reason` why it is paused. `size` is that of its
+    snapshot, in bytes.
+    """
+
+    id: str
+    workflow: str | None
+    version: int
+    status: RunStatus
+    queue: str
+    tags: dict[str, str]
+    created_at: datetime | None
+    updated_at: datetime
+    ended_at: datetime | None
+    wake_at: datetime | None
+    owner: str | None
+    lease_expires_at: datetime | None
+    awaits: tuple[str, ...]
+    takeovers: int
+    steps: int
+    failed_steps: int
+    last_step: str
+    error: str
+    reason: str
+    size: int
+    revision: str = ""
+    ended_by: str = ""
+
+
+class RunsPage(msgspec.Struct, frozen=True):
+    """One page of runs.
+
+    `cursor` continues the list, `None` means that this is its end. If the search stopped early,
+    `searched_until` is the time back to which runs were examined, and `examined` how many were.
+    """
+
+    runs: tuple[RunRow, ...]
+    cursor: str | None = None
+    examined: int = 0
+    searched_until: datetime | None = None
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """A number of runs; if `capped`, there are at least so many."""
+
+    count: int
+    capped: bool = False
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Durations of runs or steps, from classes that double: each value is an upper bound."""
+
+    count: int
+    p50: timedelta | None = None
+    p95: timedelta | None = None
+    p99: timedelta | None = None

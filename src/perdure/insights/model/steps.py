@@ -1,0 +1,81 @@
+"""The steps of a run: recorded, or being executed."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from perdure.insights.model.errors import ErrorFacts
+from perdure.insights.model.json import Json
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """A step that a worker is executing, as of the worker's last heartbeat.
+
+    `next_attempt_at` is set while the worker waits for the step's next attempt.
+    """
+
+    run_id: str
+    workflow: str
+    key: str
+    since: datetime
+    attempt: int = 1
+    next_attempt_at: datetime | None = None
+    worker: str = ""
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """One record of a run. `error` is the first line of the error; `by` is who entered it by hand.
+
+    `value` is a preview: JSON text of at most 80 characters. `run_id` is the run that the step
+    started or waited for.
+    """
+
+    key: str
+    name: str
+    kind: str
+    ok: bool
+    branch: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    duration: timedelta | None
+    attempts: int
+    value: str = ""
+    error: str = ""
+    by: str = ""
+    size: int = 0
+    run_id: str = ""
+
+
+class StepsPage(msgspec.Struct, frozen=True):
+    """Records of a run in the order they were made; `after` is the key that continues the list."""
+
+    steps: tuple[StepRow, ...]
+    total: int
+    after: str | None = None
+
+
+class StepGroup(msgspec.Struct, frozen=True):
+    """Calls with the same name, folded."""
+
+    name: str
+    kind: str
+    count: int
+    failed: int
+    first_started_at: datetime | None
+    last_ended_at: datetime | None
+    p50: timedelta | None
+
+
+class StepDetail(msgspec.Struct, frozen=True):
+    """One record in full. `position` counts from 1; `later` is how many records come after it.
+
+    `arguments` are those of the call, if the runtime records them.
+    """
+
+    step: StepRow
+    value: Json = None
+    error: ErrorFacts | None = None
+    event: str = ""
+    position: int = 0
+    later: int = 0
+    arguments: Json = None

@@ -1,0 +1,86 @@
+"""What runs wait for, and the messages that have come."""
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from perdure.insights.model.json import Json
+from perdure.insights.model.rows import RunRow
+
+
+class WaitFacts(msgspec.Struct, frozen=True):
+    """Something that a run waits for: a time, an event, the next attempt of a step, or the end of
+    other runs, of which `run_id` is the one, or what the ids of the many begin with.
+
+    Or the answer to an approval, with its `question`, `to` whom, its `options` and `data`, or to a
+    callback. `expires_at` is when that ends without an answer.
+    """
+
+    id: str
+    kind: Literal["sleep", "event", "retry", "run", "runs", "approval", "callback"]
+    wake_at: datetime | None = None
+    event: str | None = None
+    attempt: int | None = None
+    error: str = ""
+    since: datetime | None = None
+    run_id: str = ""
+    question: str = ""
+    to: str = ""
+    options: tuple[str, ...] = ()
+    data: Json = None
+    expires_at: datetime | None = None
+
+
+class ApprovalRow(msgspec.Struct, frozen=True):
+    """An approval that a run waits for; `wait` is its name in the run."""
+
+    run_id: str
+    workflow: str | None
+    wait: str
+    question: str
+    to: str = ""
+    options: tuple[str, ...] = ()
+    since: datetime | None = None
+    expires_at: datetime | None = None
+
+
+class ApprovalsPage(msgspec.Struct, frozen=True):
+    """One page of open approvals, those of the newest runs first; `cursor` continues it."""
+
+    approvals: tuple[ApprovalRow, ...]
+    cursor: str | None = None
+
+
+class MessageFacts(msgspec.Struct, frozen=True):
+    """A message in the inbox of a run that was not consumed yet."""
+
+    id: str
+    event: str
+    sent_at: datetime
+    payload: Json = None
+
+
+class AgendaHour(msgspec.Struct, frozen=True):
+    """How many runs wake in one hour."""
+
+    hour: datetime
+    count: int
+
+
+class AwaitedEvent(msgspec.Struct, frozen=True):
+    """How many runs wait for an event, and since when the first of them does."""
+
+    event: str
+    count: int
+    oldest_at: datetime
+
+
+class Agenda(msgspec.Struct, frozen=True):
+    """What will happen next: the next runs to wake, wakes by hour, and awaited events."""
+
+    next: tuple[RunRow, ...]
+    hours: tuple[AgendaHour, ...]
+    events: tuple[AwaitedEvent, ...]
+    examined: int
+    is_complete: bool

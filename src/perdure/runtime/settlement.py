@@ -1,0 +1,248 @@
+"""How a run that was driven is stored and given up: it has ended, it waits, or it begins again.
+
+Each way is one fenced write, which replaces snapshot and journal and gives up the lease. A run that
+has ended tells other runs before that write: until then it has an owner, so if this process dies,
+the next one finds the outcome and repeats what is left.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
+
+from perdure import codec
+from perdure.durable.host import REPLAY, RunHost
+from perdure.durable.lifecycle import log_failure
+from perdure.durable.outcome import describe_outcome, failed_block
+from perdure.durable.rollback import Failures, end_or_undo, rolled_back
+from perdure.errors import (
+    Cancelled,
+    ContinuedAsNew,
+    LeaseLost,
+    ManualValueError,
+    PerdureError,
+    RollbackFailed,
+    RunFailed,
+    StoreError,
+    ValueTooLarge,
+)
+from perdure.result import Err, Ok, Result
+from perdure.retention import Keep
+from perdure.runtime.acts import copy_acts
+from perdure.runtime.definition import Definition
+from perdure.runtime.delivery import open_runs
+from perdure.runtime.edits import RunEdit, at_rest, cancelled
+from perdure.runtime.ends import report_end
+from perdure.runtime.loud import log_failed_rollback, log_failed_run
+from perdure.runtime.requests import WATCH, Requested
+from perdure.runtime.system_workflow import SystemWorkflow
+from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
+from perdure.snapshot import ExecutionBlock, PendingWait, RunStatus, is_over, reply_to_of
+from perdure.snapshot.record import encode_failure, outcome_of
+from perdure.snapshot.tags import parent_tag
+from perdure.store import Rest
+
+logger = logging.getLogger(__name__)
+
+
+class Rested(NamedTuple):
+    """A run that was given up: its snapshot as JSON, its status, and how often steps of it were
+    retried since it was leased.
+    """
+
+    data: bytes
+    status: RunStatus
+    retries: int = 0
+
+
+async def leave(
+    host: RunHost,
+    result: Result[Any, Any] | None,
+    definition: Definition[Any, Any],
+    requests: Sequence[Requested],
+    keep: Keep | None,
+) -> Rested:
+    """Write how the run ended or what it waits for, and give it up.
+
+    Without a result, the function was unwound: the run was suspended or broken off.
+    """
+    broken, suspended = host.execution.broken, host.suspension.suspended
+    if isinstance(broken, ContinuedAsNew):
+        return await _begin_again(host, broken.data, definition)
+    if requests and (suspended is not None or isinstance(broken, Cancelled)):
+        return await apply_requests(_edit(host, suspended), host, requests)
+    if suspended is not None:
+        return await _settle(host, *at_rest(host, suspended))
+    if isinstance(broken, Cancelled):
+        return await _end(host, *cancelled(host, broken.reason))
+    if isinstance(broken, ManualValueError):
+        return await _pause(host, str(broken))
+    if isinstance(broken, StoreError | LeaseLost):
+        raise broken
+    if result is None:
+        assert broken is not None, "a run without a result was broken off"
+        result = outcome_of(broken)
+    if isinstance(definition, SystemWorkflow) and isinstance(result, Ok):
+        return await _sleep_until_next(host, definition, result.value)
+    if requests:
+        _refuse_late(host, requests)
+    if host.history.rollback is not None:
+        return await _end_rollback(host, result)
+    return await _end_function(host, result, definition, keep)
+
+
+async def _end_function(
+    host: RunHost, result: Result[Any, Any], definition: Definition[Any, Any], keep: Keep | None
+) -> Rested:
+    """Store the result of a run's function."""
+    outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
+    keep = definition.keep or keep
+    drops_records = isinstance(outcome, Ok) and keep is not None and keep.what == "result"
+    rested = await _end(host, block, Rest(status), drops_records=drops_records)
+    if isinstance(outcome, Err):
+        log_failed_run(host, outcome)
+    return rested
+
+
+async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:
+    """Replace the run by its next generation, due at once, in one fenced write."""
+    history, children = host.history, host.history.open_children()
+    host.history = following = history.next_generation(data)
+    following.metadata.update(definition.identity)
+    if children := [*history.metadata.get("children", ()), *children]:
+        # Some may have ended: a loop that starts a run in each generation must stay small.
+        store = host.session.store
+        tag = parent_tag(host.id)
+        following.metadata["children"] = await open_runs(store, tag, children)
+    return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
+
+
+async def end_failed(host: RunHost, error: StoreError) -> Rested:
+    """End a run that the store does not accept as it is; without its records if need be."""
+    try:
+        return await _write_failed(host, error)
+    except ValueTooLarge:
+        failed: PerdureError = RunFailed(
+            f"{error}. Its {len(host.history)} records together are more than the store takes "
+            "and were dropped, so the run cannot be retried"
+        )
+        if lost := host.history.owed():
+            reasons = dict.fromkeys(lost, "its record was dropped")
+            failed = RollbackFailed(f"run {host.id!r}", str(failed), reasons)
+        host.history = host.history.without_records()
+        return await _write_failed(host, failed, truncated=True)
+
+
+async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> Rested:
+    record = encode_failure(error, host.id).record
+    rested = await _end(host, failed_block(host, record, **facts), Rest("failed"))
+    log_failed_run(host, Err(error))
+    return rested
+
+
+async def _end(
+    host: RunHost, block: ExecutionBlock, rest: Rest, *, drops_records: bool = False
+) -> Rested:
+    """Store that a run has ended, or that its steps are undone first."""
+    block, rest = end_or_undo(host, block, rest)
+    if host.history.rollback is not None:
+        cancel_children(host.history, host.clock.now())
+    return await _settle(host, block, rest, drops_records=drops_records)
+
+
+async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> Rested:
+    """Store the end of a run whose steps were undone."""
+    failures: Failures = result.value if isinstance(result, Ok) else {}
+    if isinstance(result, Err):
+        failures = dict.fromkeys(host.history.owed(), cast(Exception, result.error))
+    rested = await _settle(host, *rolled_back(host, failures))
+    if failures:
+        log_failed_rollback(host, failures)
+    return rested
+
+
+async def _settle(
+    host: RunHost,
+    block: ExecutionBlock,
+    rest: Rest,
+    consumes: Sequence[str] = (),
+    *,
+    drops_records: bool = False,
+) -> Rested:
+    """Store how a run is left. If it has ended, other runs learn of it before it is given up."""
+    if is_over(rest.status):
+        await _tell_others(host, block)
+        # A request to be told of the end, which arrives only now, makes the run due.
+        rest = replace(rest, wake_at=None, awaits=(WATCH,))
+    history = host.history
+    if drops_records:
+        # At no cost: the rest replaces all that was stored.
+        host.history = history.without_records()
+    try:
+        data = await host.settle(block, rest, (*consumes, *host.leftovers))
+    except StoreError:
+        # If it is the output that the store does not accept, the run is stored as failed, and a
+        # retry needs the records.
+        host.history = history
+        raise
+    return Rested(data, rest.status, host.retries)
+
+
+async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
+    """Make the end durable, cancel children and answer the run that waits; or do nothing."""
+    history = host.history
+    if history.rollback is None:
+        # Otherwise they were cancelled when that began.
+        cancel_children(history, host.clock.now())
+    if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
+        return
+    ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
+    try:
+        await host.append_outcome(block)
+        await host.outbox.drain()
+        await report_end(host.session, host.id, codec.loads(codec.dumps(ended)))
+    except asyncio.CancelledError:
+        await log_failure(host.release())
+        raise asyncio.CancelledError from None
+
+
+async def apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
+    """Apply what operators asked for, in one write."""
+    apply_all(edit, [each.request for each in requests])
+    consumes = [each.message_id for each in requests]
+    rested = await _settle(host, *edit.rest(host), consumes)
+    await copy_acts(host.session.store, host.id, edit.acts)
+    return rested
+
+
+def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
+    """Return the edit of a run whose function was unwound for a request."""
+    # A branch that was halted has a step to run: the run is to be continued.
+    is_halted = waits is None or any(wait["id"].startswith(REPLAY) for wait in waits)
+    return _edit_of(host, "queued" if is_halted else "suspended")
+
+
+def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
+    return RunEdit(host.id, host.history, host.running(), status, host.clock.now())
+
+
+def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
+    """Record that requests came too late: the function has ended."""
+    refuse_all(_edit_of(host, "queued"), [each.request for each in requests])
+
+
+async def _pause(host: RunHost, reason: str) -> Rested:
+    """Pause a run that cannot continue until an operator has changed it."""
+    logger.error("run %r is paused: %s", host.id, reason)
+    edit = _edit_of(host, "queued")
+    edit.make("paused", reason=reason)
+    return await _settle(host, *edit.rest(host))
+
+
+async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> Rested:
+    """Replace a run of the engine by its next generation, which begins at its next time."""
+    rested = await _settle(host, *definition.rest(host, outcome))
+    # It is queued, but not to be continued here and now.
+    return rested._replace(status="suspended")

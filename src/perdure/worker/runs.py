@@ -1,0 +1,138 @@
+"""The runs that a worker is driving."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from perdure.durable.lifecycle import log_failure
+from perdure.durable.session import LeasedRun, Session
+from perdure.engine.tasks import Task
+from perdure.errors import PerdureError
+from perdure.runtime.rounds import Turn
+from perdure.runtime.runtime import Runtime
+from perdure.runtime.settlement import Rested
+from perdure.runtime.transitions import pause
+from perdure.store import Grant, require_lease
+from perdure.worker.counters import Counters
+
+logger = logging.getLogger("perdure.worker")
+
+SUSPECT = 2
+"""A run is a suspect when this many owners in a row died with it before it wrote an entry."""
+
+
+class DrivenRuns:
+    """The runs that a worker drives from its start to its end, each in a task of `tasks`.
+
+    One suspect is driven at a time, until it has written an entry. `on_rest` is called with each
+    run that was given up, `on_end` when its task has ended.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        session: Session,
+        tasks: asyncio.TaskGroup,
+        counters: Counters,
+        max_crashes: int,
+        on_rest: Callable[[Grant, Rested], None] | None,
+        on_end: Callable[[Turn], None],
+    ) -> None:
+        self.session = session
+        self._runtime = runtime
+        self._group = tasks
+        self._counters = counters
+        self._max_crashes = max_crashes
+        self._on_rest = on_rest
+        self._on_end = on_end
+        self._tasks: dict[Task, str] = {}
+        self._suspect: tuple[Task, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def leased(self) -> list[LeasedRun]:
+        """Return those that are active: their leases are renewed."""
+        return self.session.leased(self._tasks.values())
+
+    async def accept(self, turn: Turn) -> None:
+        """Drive a run that was claimed, or leave it for later."""
+        if turn.grant.takeovers < SUSPECT or not self._drives_suspect():
+            self._start(turn)
+        else:
+            turn.end()
+            await self._delay(turn.grant)
+
+    def _start(self, turn: Turn) -> None:
+        grant, task = turn.grant, self._group.create_task(self._drive(turn.grant))
+        if turn.hold is not None:
+            # A cancelled run releases its lease, so that it can take its turn again.
+            turn.hold.on_lost = task.cancel
+        self._counters.claimed += 1
+        self._counters.taken_over += grant.takeovers > 0
+        self._tasks[task] = grant.lease.id
+        if grant.takeovers >= SUSPECT:
+            self._suspect = task, grant.lease.id
+        task.add_done_callback(lambda _: self._ended(task, turn))
+
+    def _ended(self, task: Task, turn: Turn) -> None:
+        self._tasks.pop(task, None)
+        turn.end()
+        self._on_end(turn)
+
+    def _drives_suspect(self) -> bool:
+        """Return whether a suspect is being driven that has not progressed yet."""
+        if self._suspect is None:
+            return False
+        task, run_id = self._suspect
+        return not task.done() and not self.session.entries_of(run_id)
+
+    async def _delay(self, grant: Grant) -> None:
+        """Release a suspect while another is being driven: it must not die with that one."""
+        self._counters.delayed += 1
+        later = grant.now + self._runtime.lease_ttl / 3
+        store = require_lease(self._runtime.store)
+        await log_failure(store.release([grant.lease], wake_at=later))
+
+    async def _drive(self, grant: Grant) -> None:
+        try:
+            if grant.takeovers >= self._max_crashes:
+                return await self._pause(grant)
+            granted = await self.session.with_inbox(grant)
+            rested = await self._runtime.driver.continue_run(self.session, granted)
+            self._count(grant, rested)
+        except PerdureError as error:
+            self._counters.failed_to_drive += 1
+            logger.warning("run %r could not be driven: %s", grant.lease.id, error)
+        except Exception:
+            self._counters.failed_to_drive += 1
+            logger.exception("run %r could not be driven", grant.lease.id)
+
+    def _count(self, grant: Grant, rested: Rested | None) -> None:
+        self._counters.finished += 1
+        if rested is not None:
+            self._counters.failed += rested.status == "failed"
+            self._counters.cancelled += rested.status == "cancelled"
+            self._counters.retried += rested.retries
+            if self._on_rest is not None:
+                self._on_rest(grant, rested)
+
+    async def _pause(self, grant: Grant) -> None:
+        self._counters.paused += 1
+        reason = (
+            f"set aside after {grant.takeovers} crashes without progress; the cause may be this "
+            "run or one that ran beside it. runtime.resume continues it"
+        )
+        logger.error("run %r is paused: %s", grant.lease.id, reason)
+        await pause(self.session, grant, reason)
+
+    async def wait_for_next(self) -> None:
+        """Return when one of the runs has ended."""
+        await asyncio.wait(tuple(self._tasks), return_when=asyncio.FIRST_COMPLETED)
+
+    def release(self) -> None:
+        """Cancel all runs, which keep what they recorded."""
+        self._counters.released += len(self._tasks)
+        for task in self._tasks:
+            # A cancelled run releases its lease, so that another worker continues it.
+            task.cancel()

@@ -1,0 +1,33 @@
+"""What a run changes by name, and what the next write says about it."""
+
+from perdure.engine.tracked import Tracked
+
+
+def test_a_change_is_written_once() -> None:
+    waits: Tracked[str] = Tracked({"stored": "a"})
+    waits.put("new", "b")
+    assert (dict(waits), waits.take_changes()) == ({"stored": "a", "new": "b"}, {"new": "b"})
+    assert waits.take_changes() == {}
+
+
+def test_a_removal_is_written_if_the_store_has_the_value() -> None:
+    """It has what was loaded, and what an earlier write contained."""
+    waits: Tracked[str] = Tracked({"loaded": "a"})
+    waits.put("written", "b")
+    waits.take_changes()
+    assert [waits.remove("loaded"), waits.remove("written")] == ["a", "b"]
+    assert (dict(waits), waits.take_changes()) == ({}, {"loaded": None, "written": None})
+
+
+def test_what_comes_and_goes_between_two_writes_is_not_written() -> None:
+    waits: Tracked[str] = Tracked()
+    waits.put("short", "a")
+    waits.remove("short")
+    assert (dict(waits), waits.take_changes()) == ({}, {})
+
+
+def test_a_value_that_returns_after_its_removal_is_written() -> None:
+    waits: Tracked[str] = Tracked({"again": "a"})
+    waits.remove("again")
+    waits.put("again", "b")
+    assert waits.take_changes() == {"again": "b"}

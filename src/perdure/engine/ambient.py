@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from perdure import codec
 from perdure.clock import Duration
-from perdure.engine.approvals import Gate, gate_of
 from perdure.engine.call import Decoration, StepCall
 from perdure.engine.execution import Execution
+from perdure.engine.gates import Gate, gate_of
 from perdure.engine.sagas import check_undo
 from perdure.engine.step import current_execution
 from perdure.engine.tasks import mark_as_async

@@ -14,11 +14,10 @@ from perdure.engine.approvals import (
     ApprovalRequest,
     Callback,
     CallbackAsk,
-    ask,
     check_question,
-    host_of,
 )
 from perdure.engine.execution import Execution
+from perdure.engine.token_waits import ask, host_of
 
 T = TypeVar("T")
 

@@ -27,6 +27,12 @@ ASKS: Final = "~asks"
 OPEN: Final = "~open=approval"
 """The tag of every run with open approvals."""
 
+NOTIFY: Final = "~notify:"
+"""Begins the ids of the steps that pass tokens on."""
+
+APPROVE: Final = "~approve:"
+"""Begins the ids of the approvals of steps."""
+
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAX_TOKEN = 4096
 

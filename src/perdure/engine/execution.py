@@ -328,12 +328,8 @@ class Execution:
             if self.unknown_undos:
                 return await self.answer(call, *found)
             return self.replay(call, *found)
-        if call.gate is not None:
-            if self.gated:
-                await self.gate(call)
-            await call.gate(self, call)
-        if self.gated:
-            await self.gate(call)
+        if self.gated or call.gate is not None:
+            await self.admit(call)
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
@@ -386,6 +382,15 @@ class Execution:
             await scope.stop(call)
         if self.pausing and (self.replays_only or not is_wait):
             await self.hold(call)
+
+    async def admit(self, call: StepCall) -> None:
+        """Return when a step that has no record may begin, which a person may have to approve."""
+        if call.gate is not None:
+            if self.gated:
+                await self.gate(call)
+            await call.gate(self, call)
+        if self.gated:
+            await self.gate(call)
 
     def add_undo(self, call: StepCall, key: str) -> None:
         """Remember how a recorded step is undone."""

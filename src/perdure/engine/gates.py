@@ -58,16 +58,16 @@ def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object
 async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
     """Ask for the approval of a step; raise `Rejected` if it is not given."""
     host = host_of(run, "approve=")
-    question = fill_in(gate.question, call.fn, call.args)
+    # A transaction is approved before it has a connection.
+    fn = partial(call.fn, None) if call.kind == "transaction" else call.fn
+    question = fill_in(gate.question, fn, call.args)
     asked = GateAsk(
         facts=check_question(question, gate.to, (), None),
         timeout=gate.timeout,
         remind=gate.remind,
         tell=gate.notify,
     )
-    # Named after the call, which is the same on every replay, not after its turn.
-    key = None if call.key is None else APPROVE + call.key
-    approval = StepCall(APPROVE + call.call, call.branch, key, _approval, ())
+    approval = call.on_behalf(f"{APPROVE}:{call.call}", _approval)
     approval.kind, approval.returns = "approval", Approval
     await ask(run, approval, host, asked)
 

@@ -27,7 +27,7 @@ from perdure.snapshot import (
     outbox_of,
 )
 from perdure.snapshot.acts import with_act
-from perdure.snapshot.asks import is_ask
+from perdure.snapshot.asks import asking_call, is_ask
 from perdure.snapshot.patches import moved_patches, without_patches
 from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
@@ -204,10 +204,17 @@ class History:
         for key in tuple(self._records):
             if key in self._loaded and key not in self._silent:
                 record = self._peek(key)
+                branch, call = record.get("branch", ""), record.get("call", key)
+                asking = asking_call(call)
+                if asking != call and asking in self._calls.get(branch, ()):
+                    # Its record is enough: nothing asks for the approval of a recorded step, nor
+                    # for the notification of an answered question.
+                    continue
                 # An explicit key is an identity in the whole run, and yet a branch has used it.
-                yield record.get("within") or record.get("branch", ""), record.get("call", key), key
+                yield record.get("within") or branch, asking, key
         for id in tuple(self.waits):
-            yield *split_path(id), ""
+            branch, call = split_path(id)
+            yield branch, asking_call(call), ""
 
     def get(self, key: str) -> StepRecord:
         """Return a record as a dict of the caller's own: changing it changes nothing here."""

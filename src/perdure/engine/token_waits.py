@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,9 @@ from perdure.snapshot import PendingWait
 from perdure.snapshot.asks import NOTIFY, event_of, new_nonce
 
 logger = logging.getLogger(__name__)
+
+_PAST = isoformat(datetime.fromtimestamp(0, UTC))
+"""The time of a wait that only takes what is there."""
 
 
 def host_of(run: Execution, what: str) -> RunHost:
@@ -67,22 +70,34 @@ class _Asking:
     async def answer(self) -> Any:
         """Open the wait, or find it open; return what the function sees of the answer."""
         try:
+            return await self._answer()
+        finally:
+            if self._cancelled and self._run.live:
+                # What the call would return or raise is in the record.
+                raise asyncio.CancelledError from None
+
+    async def _answer(self) -> Any:
+        try:
             received = await self._receive()
         except asyncio.CancelledError:
             if self._run.live:
                 await self._withdraw()
             raise asyncio.CancelledError from None
         except Exception as error:
-            if not self._run.live:
+            if not self._run.live or not self._is_open:
                 raise
             if _is_closed(received := await self._conclude({"closed": True})):
                 self._run.history.close_wait(self._call.wait_id())
                 return await self._fail(error)
         return await self._record(received)
 
+    @property
+    def _is_open(self) -> bool:
+        return self._call.wait_id() in self._run.history.waits
+
     async def _withdraw(self) -> None:
         """Close a wait that the function has cancelled; record an answer that was first."""
-        if self._call.wait_id() not in self._run.history.waits:
+        if not self._is_open:
             return
         received = await self._conclude({"closed": True})
         if received is None or _is_closed(received):
@@ -100,9 +115,12 @@ class _Asking:
             wait = await self._open()
         while True:
             self._run.open_asks[wait["id"]] = wait
-            await self._tell(wait, 0)
-            wait = await self._remind(wait)
-            received = await self._wait(wait)
+            # An answer that is there counts now: `notify` may be a step that is retried for days.
+            received = await self._wait({**wait, "wakeAt": _PAST})
+            if received is None:
+                await self._tell(wait, 0)
+                wait = await self._remind(wait)
+                received = await self._wait(wait)
             if received is None and self._has_expired(wait):
                 received = await self._conclude({"expired": True})
             if received is None:
@@ -144,7 +162,7 @@ class _Asking:
         fn, decoration = undecorated(tell)
         request = self._question.request(run, wait, reminder)
         # Not as an argument: the token must not be recorded with the arguments of the step.
-        call = StepCall(name, self._call.branch, None, partial(fn, request), ())
+        call = self._call.on_behalf(name, partial(fn, request))
         if decoration is not None:
             decoration.apply(call)
         call.token = request.token
@@ -155,16 +173,15 @@ class _Asking:
 
         Not the token: names of steps are shown to everyone who may look at the run.
         """
-        again = f"@{round}" if round > 1 else ""
-        return f"{NOTIFY}{self._call.call}{again}" + (f":{reminder}" if reminder else "")
+        count = (f"@{round}" if round > 1 else "") + (f".{reminder}" if reminder else "")
+        return f"{NOTIFY}{count}:{self._call.call}"
 
     def _next_round(self) -> int:
         """Return how often this call has asked, so that its steps are told from earlier ones."""
         known = self._run.history.waits.get(self._call.wait_id())
         round = 1 if known is None else known.get("round", 1) + 1
-        path = self._call.branch.path
         # After the run failed and was retried, the wait is gone, but not the records.
-        while self._run.history.find(path, self._step_name(round)) is not None:
+        while self._run.history.find(self._call.path, self._step_name(round)) is not None:
             round += 1
         return round
 
@@ -243,10 +260,7 @@ class _Asking:
         except (Rejected, StepTimeout) as error:
             return await self._fail(error)
         with self._in_flight():
-            value = await run.succeed(call, value)
-        if self._cancelled:
-            raise asyncio.CancelledError
-        return value
+            return await run.succeed(call, value)
 
     async def _fail(self, error: Exception) -> Any:
         with self._in_flight():

@@ -108,8 +108,8 @@ async def transact(run: Execution, call: StepCall) -> Any:
         return await run.answer(call, *found)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
-    if run.gated:
-        await run.gate(call)
+    if run.gated or call.gate is not None:
+        await run.admit(call)
     run.begin(call)
     run.branches.begin(call)
     try:

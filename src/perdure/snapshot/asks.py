@@ -27,11 +27,11 @@ ASKS: Final = "~asks"
 OPEN: Final = "~open=approval"
 """The tag of every run with open approvals."""
 
-NOTIFY: Final = "~notify:"
-"""Begins the ids of the steps that pass tokens on."""
+NOTIFY: Final = "~notify"
+"""Begins the ids of the steps that pass tokens on; after a colon follows the call that asks."""
 
-APPROVE: Final = "~approve:"
-"""Begins the ids of the approvals of steps."""
+APPROVE: Final = "~approve"
+"""Begins the ids of the approvals of steps; after a colon follows the call of the step."""
 
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAX_TOKEN = 4096
@@ -103,6 +103,13 @@ def ask_tags(waits: Iterable[PendingWait]) -> list[str]:
     """Return the tags of a run with these waits."""
     to = [wait.get("to", "") for wait in waits if wait.get("ask") == "approval"]
     return sorted({OPEN, *map(asks_tag, to)}) if to else []
+
+
+def asking_call(call: str) -> str:
+    """Return the call of the user for which the engine made a call, or the call itself."""
+    while call.startswith((NOTIFY, APPROVE)):
+        call = call.partition(":")[2]
+    return call
 
 
 def answer_in(record: Any) -> dict[str, Any] | None:

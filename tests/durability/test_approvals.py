@@ -449,6 +449,22 @@ async def test_an_answered_approval_is_not_listed_before_a_worker_comes(
     assert (await client.approvals()).approvals == ()
 
 
+async def test_an_answered_approval_of_a_paused_run_is_not_listed(
+    timed_store: MemoryStore, clock: TestClock
+) -> None:
+    runtime = Runtime(timed_store, workflows=[ships], clock=clock)
+    await runtime.trigger(ships, 1, run_id="r")
+    await Operations(timed_store, clock=clock).pause("r", by="ops", why="later")
+    (one,) = (await runtime.approvals()).approvals
+    await runtime.approve(one.token)
+    assert (await runtime.approvals()).approvals == ()
+
+
+async def test_the_list_refuses_what_nobody_is_called(runtime: Runtime) -> None:
+    with pytest.raises(InvalidArgument, match="to: expected a string"):
+        await runtime.approvals(to="\ud800")
+
+
 async def test_a_run_may_ask_more_than_a_list_has_room_for(store: MemoryStore) -> None:
     runtime = Runtime(store, workflows=[asks_many])
     await runtime.trigger(asks_many, 20, run_id="r")

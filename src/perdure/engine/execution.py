@@ -496,6 +496,9 @@ class Execution:
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record that the store has accepted answer its calls."""
         self.history.publish(record)
+        if call.answer is not None:
+            # Until now, an answer that cannot be recorded had to become an act of the run.
+            self.history.asks.pop(call.event, None)
         if call.undo is not None and record.json.startswith(b'{"ok":true'):
             self.history.marked[record.key] = Marked(call.path, call.sagas)
             self.add_undo(call, record.key)

@@ -69,8 +69,8 @@ class History:
 
     `outbox` contains what the run does to other runs and what is not known to have been delivered,
     `children` the runs that it started and that are cancelled with it. `asks` are waits that a
-    token answers, by the name of the message: those that are stored and were not closed, even if
-    they are no longer among `waits`. `rollback` is why its steps are undone, `marked` are the steps
+    token answers, by the name of the message: those that are stored, whose answer is not recorded
+    and that were not closed, even if they are no longer among `waits`. `rollback` is why its steps are undone, `marked` are the steps
     that can be undone, by key.
     """
 
@@ -395,13 +395,17 @@ class History:
         return wait
 
     def close_wait(self, id: str) -> None:
-        """End a wait. If it has a token, no answer can come any more, or its answer is recorded."""
-        if (wait := self.waits.pop(id, None)) is not None and is_ask(wait):
-            self.asks.pop(wait.get("event", ""), None)
+        """End a wait; one with a token stays among `asks` until its answer is recorded."""
+        self.waits.pop(id, None)
         if id in self._stored_waits:
             self.changed_waits[id] = None
         else:
             self.changed_waits.pop(id, None)
+
+    def close_ask(self, id: str) -> None:
+        """End a wait with a token that nothing can answer any more."""
+        self.asks.pop(self.waits[id].get("event", ""), None)
+        self.close_wait(id)
 
     def take_changed_waits(self) -> Mapping[str, PendingWait | None]:
         """Return the waits that began or ended since the last call, for the next write.

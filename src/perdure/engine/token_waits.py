@@ -87,7 +87,7 @@ class _Asking:
             if not self._run.live or not self._is_open:
                 raise
             if _is_closed(received := await self._conclude({"closed": True})):
-                self._run.history.close_wait(self._call.wait_id())
+                self._run.history.close_ask(self._call.wait_id())
                 return await self._fail(error)
         return await self._record(received)
 
@@ -101,7 +101,7 @@ class _Asking:
             return
         received = await self._conclude({"closed": True})
         if received is None or _is_closed(received):
-            self._run.history.close_wait(self._call.wait_id())
+            self._run.history.close_ask(self._call.wait_id())
         else:
             # What the call would raise is in the record; the function sees the cancellation.
             with suppress(Exception):

@@ -70,8 +70,8 @@ class History:
     `outbox` contains what the run does to other runs and what is not known to have been delivered,
     `children` the runs that it started and that are cancelled with it. `asks` are waits that a
     token answers, by the name of the message: those that are stored, whose answer is not recorded
-    and that were not closed, even if they are no longer among `waits`. `rollback` is why its steps are undone, `marked` are the steps
-    that can be undone, by key.
+    and that were not closed, even if they are no longer among `waits`. `rollback` is why its steps
+    are undone, `marked` are the steps that can be undone, by key.
     """
 
     __slots__ = (

@@ -27,7 +27,7 @@ from perdure.snapshot import (
     outbox_of,
 )
 from perdure.snapshot.acts import with_act
-from perdure.snapshot.asks import asking_call, is_ask
+from perdure.snapshot.asks import asking_call, is_ask, open_asks
 from perdure.snapshot.patches import moved_patches, without_patches
 from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
@@ -135,7 +135,7 @@ class History:
         self.warnings.extend(snapshot.get("warnings") or ())
         self.waits = {wait["id"]: wait for wait in open_waits(snapshot)}
         self._stored_waits.update(self.waits)
-        self.asks = {wait.get("event", ""): wait for wait in self.waits.values() if is_ask(wait)}
+        self.asks = open_asks(snapshot)
         self.outbox = outbox_of(snapshot)
         self._stored_items.update(self.outbox)
         self.rollback = rollback_of(snapshot)

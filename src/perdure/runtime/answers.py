@@ -25,7 +25,7 @@ from perdure.snapshot.asks import (
     answer_in,
     asks_tag,
     event_of,
-    is_ask,
+    open_asks,
     read_token,
     token_of,
 )
@@ -123,7 +123,7 @@ async def find_token(store: Store, run_id: str, wait: str | None) -> str:
     if snapshot is None:
         raise RunNotFound(run_id)
     is_waiting = not is_over(rest_status(snapshot))
-    known = [each for each in open_waits(snapshot) if is_ask(each)] if is_waiting else []
+    known = list(open_asks(snapshot).values()) if is_waiting else []
     found = [each for each in known if wait in (None, "", each["id"])]
     if len(found) == 1:
         return token_of(run_id, found[0])
@@ -147,10 +147,9 @@ async def _find(store: InboxStore, token: Token) -> tuple[PendingWait, str | Non
 def _wait_in(snapshot: Snapshot, token: Token) -> PendingWait | None:
     if is_over(rest_status(snapshot)):
         return None
-    waits = (wait for wait in open_waits(snapshot) if is_ask(wait))
     # By digests: the time that a comparison takes reveals nothing of the nonce.
-    fits = (wait for wait in waits if event_of(wait.get("nonce", "")) == token.event)
-    return next(fits, None)
+    wait = open_asks(snapshot).get(token.event)
+    return wait if wait is not None and event_of(wait.get("nonce", "")) == token.event else None
 
 
 def _check_fits(wait: PendingWait, answer: Answer) -> None:

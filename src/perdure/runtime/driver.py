@@ -72,6 +72,7 @@ from perdure.snapshot import (
     rest_status,
     version_of,
 )
+from perdure.snapshot.asks import open_asks
 from perdure.snapshot.record import encode_failure, outcome_of
 from perdure.snapshot.tags import parent_tag
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, require_lease
@@ -256,6 +257,8 @@ class Driver:
             await self._leave_to_others(session, grant, error)
             raise
         history = History(definition.name, snapshot)
+        # A migration may have dropped questions: their tokens are closed with the next rest.
+        history.asks = {**open_asks(grant.snapshot), **history.asks}
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
             history.changed_metadata.update(definition.identity)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.snapshot.format import PendingWait
+from perdure.snapshot.format import PendingWait, Snapshot, open_waits
 from perdure.snapshot.tags import system_tag
 from perdure.validation import check_id
 
@@ -92,6 +92,11 @@ def _decode(text: str) -> bytes:
 def is_ask(wait: PendingWait) -> bool:
     """Return whether a wait is answered with a token."""
     return "ask" in wait
+
+
+def open_asks(snapshot: Snapshot) -> dict[str, PendingWait]:
+    """Return the waits of a run that a token answers, by the name of the message."""
+    return {wait.get("event", ""): wait for wait in open_waits(snapshot) if is_ask(wait)}
 
 
 def asks_tag(to: str) -> str:

@@ -460,7 +460,7 @@ async def test_an_answered_approval_of_a_paused_run_is_not_listed(
     assert (await runtime.approvals()).approvals == ()
 
 
-async def test_the_list_refuses_what_nobody_is_called(runtime: Runtime) -> None:
+async def test_the_list_refuses_a_name_that_cannot_be_stored(runtime: Runtime) -> None:
     with pytest.raises(InvalidArgument, match="to: expected a string"):
         await runtime.approvals(to="\ud800")
 

@@ -62,7 +62,7 @@ async def test_the_second_call_of_an_id_is_told_again_after_a_retry(
     async def asks_twice(step: Step) -> None:
         await step.approval("ask", "Go?", notify=tell)
         async with asyncio.TaskGroup() as group:
-            group.create_task(step.approval("ask", "Go on?", notify=tell))
+            group.create_task(step.approval("ask", "Continue?", notify=tell))
             group.create_task(works_later(step))
 
     runtime = Runtime(store, workflows=[asks_twice], clock=clock)
@@ -88,12 +88,12 @@ async def test_an_answer_counts_while_notify_is_retried(
         attempts += 1
         raise ConnectionError
 
-    @workflow("tells in vain")
-    async def tells_in_vain(step: Step) -> str:
+    @workflow("cannot tell")
+    async def cannot_tell(step: Step) -> str:
         return (await step.approval("ask", "Go?", notify=unreachable)).by
 
-    runtime = Runtime(store, workflows=[tells_in_vain], clock=clock)
-    await runtime.trigger(tells_in_vain, run_id="r")
+    runtime = Runtime(store, workflows=[cannot_tell], clock=clock)
+    await runtime.trigger(cannot_tell, run_id="r")
     await runtime.approve(await open_token(runtime, "ask"), by="ana")
     await runtime.sweep()
     assert (await runtime.result("r"), attempts) == ("ana", 1)

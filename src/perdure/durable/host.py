@@ -158,7 +158,7 @@ class RunHost(calls.RunHost, ABC):
     async def wait(self, wait: PendingWait) -> Answer:
         """Wait in memory or suspended."""
         if wait["kind"] == "event":
-            require_inbox(self.session.store, "step.wait_for_event")
+            require_inbox(self.session.store, f"step.{wait.get('ask', 'wait_for_event')}")
         return await self.suspension.wait(wait)
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:

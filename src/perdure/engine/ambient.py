@@ -67,7 +67,7 @@ def step(
     The step has the name of the function, or `name`. Outside a run, a call just calls the function.
     Inside the function of another step it raises `NestedStep`. `retry`, `timeout`, `approve`,
     `errors` and `undo` are those of a step, and also apply where the function is passed to
-    `step(…)` or `step.map`.
+    `step(…)` or `step.map`; `approve` also in `step.transaction`.
     """
     if name is not None:
         name = check_unreserved(check_text(name, "name", "a non-empty string, or None"), "name")

@@ -151,7 +151,7 @@ async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
 async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
     """Return the input with the policies that were declared; the rest consumes the messages."""
     messages = [each for each in await host.read_inbox() if each.name == POLICIES]
-    # Also if one cannot be read: otherwise it would make the run due again at once.
+    # Even if one cannot be read: it would make the run due again at once.
     host.leftovers = (*host.leftovers, *(message.id for message in messages))
     policies: Mapping[str, Declared] = given.policies
     for message in messages:

@@ -47,6 +47,10 @@ async def ships(step: Step, tons: int) -> Any:
     return answer.approved, answer.by, answer.note, berth, answer.expired
 
 
+async def tells_once(request: ApprovalRequest) -> None:
+    return None
+
+
 @workflow("chooses")
 async def chooses(step: Step) -> str | None:
     return (await step.approval("how", "How?", options=("road", "rail"))).choice
@@ -182,8 +186,10 @@ async def test_a_value_that_does_not_fit_fails_the_call(runtime: Runtime) -> Non
         {"options": ("a", "a")},
         {"options": (1,)},
         {"timeout": "soon"},
-        {"remind": "0s"},
+        {"remind": "0s", "notify": print},
+        {"remind": "1d"},
         {"notify": 7},
+        {"notify": durable.step(undo=print)(tells_once)},
     ],
 )
 async def test_bad_arguments_are_refused(store: MemoryStore, options: dict[str, Any]) -> None:
@@ -378,6 +384,14 @@ async def test_a_gate_names_parameters(store: MemoryStore, approve: Any) -> None
 
     run = await Runtime(store, workflows=[bad]).trigger(bad)
     assert isinstance(run.error, InvalidArgument)
+
+
+@pytest.mark.parametrize(
+    "gate", [Gate("Go?", timeout="soon"), Gate("Go?", remind="1d"), Gate("Go?", to="x" * 201)]
+)
+def test_a_decorator_refuses_a_bad_gate(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument):
+        durable.step(approve=gate)
 
 
 @workflow("signs")

@@ -8,7 +8,7 @@ import msgspec
 
 from perdure import codec
 from perdure.clock import Duration, parse_duration, parse_iso
-from perdure.engine.call import Kind, StepCall
+from perdure.engine.call import StepCall, undecorated
 from perdure.engine.execution import Execution
 from perdure.engine.waiting import as_type
 from perdure.errors import InvalidArgument, PerdureError, StepTimeout
@@ -71,9 +71,7 @@ class ApprovalRequest(Callback, frozen=True):
 
 
 class Ask:
-    """What a wait asks, and what is made of the answer. Subclasses say the latter."""
-
-    kind: Kind = "approval"
+    """What a wait asks, and what is made of the answer: for a callback, the value itself."""
 
     def __init__(
         self,
@@ -88,6 +86,9 @@ class Ask:
         self.timeout = None if timeout is None else parse_duration(timeout, "timeout")
         self.remind = None if remind is None else _check_interval(remind)
         self.tell = _check_function(tell)
+        if remind is not None and tell is None:
+            hint = "Without notify=, there is nothing to call again"
+            raise InvalidArgument("remind", remind, "None, or a notify= beside it", hint)
 
     def request(self, run: Execution, wait: PendingWait, reminder: int) -> Callback:
         """Return what the function that passes the token on is given."""
@@ -107,12 +108,6 @@ class Ask:
             seconds = 0.0 if self.timeout is None else self.timeout.total_seconds()
             raise StepTimeout(call.id, seconds)
         return as_type(answer.get("value"), self.returns)
-
-
-class CallbackAsk(Ask):
-    """A wait for whatever another system answers."""
-
-    kind: Kind = "callback"
 
 
 class ApprovalAsk(Ask):
@@ -146,6 +141,10 @@ class ApprovalAsk(Ask):
 def _check_function(tell: Tell) -> Tell:
     if tell is not None and not callable(tell):
         raise InvalidArgument("notify", tell, "a function that takes the request, or None")
+    decoration = undecorated(tell)[1]
+    if decoration is not None and decoration.undo is not None:
+        hint = "A notification is not undone: do in a step of its own what has to be"
+        raise InvalidArgument("notify", tell, "a function without undo=", hint)
     return tell
 
 

@@ -51,8 +51,14 @@ def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object
     gate = Gate(approve) if isinstance(approve, str) else approve
     if not isinstance(gate, Gate):
         raise InvalidArgument("approve", approve, "a question, or a Gate(question, …)")
-    check_question(gate.question, gate.to, (), None)
+    _asked(gate, gate.question)
     return partial(_await_gate, gate)
+
+
+def _asked(gate: Gate, question: str) -> GateAsk:
+    """Return what a gate asks, or raise `InvalidArgument`."""
+    facts = check_question(question, gate.to, (), None)
+    return GateAsk(facts=facts, timeout=gate.timeout, remind=gate.remind, tell=gate.notify)
 
 
 async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
@@ -61,15 +67,9 @@ async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
     # A transaction is approved before it has a connection.
     fn = partial(call.fn, None) if call.kind == "transaction" else call.fn
     question = fill_in(gate.question, fn, call.args)
-    asked = GateAsk(
-        facts=check_question(question, gate.to, (), None),
-        timeout=gate.timeout,
-        remind=gate.remind,
-        tell=gate.notify,
-    )
     approval = call.on_behalf(f"{APPROVE}:{call.call}", _approval)
     approval.kind, approval.returns = "approval", Approval
-    await ask(run, approval, host, asked)
+    await ask(run, approval, host, _asked(gate, question))
 
 
 def _approval() -> Any:

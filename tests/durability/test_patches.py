@@ -157,6 +157,20 @@ async def test_what_belongs_to_an_answered_question_is_not_ahead(
     assert await _is_patched_after(QUESTIONS[question], store)
 
 
+@pytest.mark.parametrize("always_replay", [False, True])
+async def test_there_is_one_answer_after_a_gate_whatever_crashes(always_replay: bool) -> None:
+    @workflow("gated")
+    async def gated(step: Step) -> bool:
+        await step("work", done, key="k", approve="Go?")
+        is_patched = step.patched("x")
+        await step("after", done)
+        return is_patched
+
+    answers = {"~approve:k": lambda client, wait: client.approve(wait.token)}
+    report = await explore_crashes(gated, answers=answers, always_replay=always_replay)
+    assert report.crashes > 10
+
+
 async def test_a_step_that_waits_for_its_approval_is_ahead(store: MemoryStore) -> None:
     @workflow("gated")
     async def before(step: Step) -> str:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perdure import durable, sync
     from perdure.clock import Clock, Cron, SystemClock
-    from perdure.engine.approvals import Approval, ApprovalRequest, Callback, Gate
+    from perdure.engine.approvals import Approval, ApprovalRequest, Callback
     from perdure.engine.children import RunRef
+    from perdure.engine.gates import Gate
     from perdure.engine.middleware import Middleware, RunContext, StepContext, WorkerContext
     from perdure.engine.questions import Question
     from perdure.engine.step import Step, current
@@ -122,8 +123,9 @@ __all__ = [
 _MODULES = {
     "clock": ("Clock", "Cron", "SystemClock"),
     "durable": ("durable",),
-    "engine.approvals": ("Approval", "ApprovalRequest", "Callback", "Gate"),
+    "engine.approvals": ("Approval", "ApprovalRequest", "Callback"),
     "engine.children": ("RunRef",),
+    "engine.gates": ("Gate",),
     "engine.questions": ("Question",),
     "engine.middleware": ("Middleware", "RunContext", "StepContext", "WorkerContext"),
     "engine.step": ("Step", "current"),

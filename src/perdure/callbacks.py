@@ -21,6 +21,7 @@ from perdure.errors import (
     RunNotFound,
     StoreUnavailable,
     TooLate,
+    ValueTooLarge,
 )
 from perdure.runtime.answers import OpenApproval
 from perdure.runtime.client import Client
@@ -59,8 +60,9 @@ class CallbackApp:
     The body of `POST /<token>` is JSON of at most `max_body` bytes: for a callback anything, for an
     approval an object `{"approved": true, "choice": …, "value": …, "by": …, "note": …}`, of which
     only `approved` is needed. The status is 200 if the answer counts, 400 for a malformed one, 404
-    for an unknown token, 409 if it was answered before, 410 if it comes too late, 413 if it is too
-    large and 503 while the store is unavailable; the body then says why.
+    for what is not a token, 409 if it was answered before, 410 if the question is not open any
+    more, 413 if the answer is too large and 503 while the store is unavailable; the body then says
+    why.
     """
 
     def __init__(self, client: Client, *, max_body: int = MAX_BODY) -> None:
@@ -89,13 +91,15 @@ class CallbackApp:
             if body is None:
                 return _Reply(413, {"error": f"an answer has at most {self._max_body:,} bytes"})
             return await self._answer(token, body)
-        except (InvalidToken, RunNotFound):
-            # The same for both: a stranger learns nothing about which runs exist.
-            return _Reply(404, {"error": "there is no such question"})
+        except InvalidToken:
+            return _Reply(404, {"error": "this is not the address of a question"})
+        except (RunNotFound, TooLate):
+            # The same for both: a stranger who makes up tokens learns nothing about runs.
+            return _Reply(410, {"error": "the question is not open any more"})
         except AlreadyAnswered as error:
             return _Reply(409, {"error": "it was answered before", **_facts(error)})
-        except TooLate as error:
-            return _Reply(410, {"error": error.reason})
+        except ValueTooLarge as error:
+            return _Reply(413, {"error": str(error)})
         except (InvalidArgument, ValueError, RecursionError, msgspec.ValidationError) as error:
             return _Reply(400, {"error": str(error)})
         except StoreUnavailable:
@@ -108,13 +112,13 @@ class CallbackApp:
             await self._client.answer(token, payload)
             return _Reply(200, {"answered": True})
         body = msgspec.convert(payload, Body)
-        if not body.approved:
-            await self._client.reject(token, by=body.by, note=body.note)
+        by, note, choice, value = body.by, body.note, body.choice, body.value
+        if body.approved:
+            await self._client.approve(token, by=by, note=note, choice=choice, value=value)
+        elif choice is None and value is None:
+            await self._client.reject(token, by=by, note=note)
         else:
-            choice, value = body.choice, body.value
-            await self._client.approve(
-                token, by=body.by, note=body.note, choice=choice, value=value
-            )
+            return _Reply(400, {"error": "a rejection has neither a choice nor a value"})
         return _Reply(200, {"answered": True})
 
 

@@ -119,6 +119,13 @@ async def wake(runtime: Runtime, clock: TestClock) -> None:
     await runtime.sweep()
 
 
+async def wake_all(runtime: Runtime, clock: TestClock) -> None:
+    """End all waits, so that branches end at once."""
+    await Operations(runtime.store, clock=clock).wake(RUN, by="ops")
+    await clock.advance(timedelta(minutes=2))
+    await runtime.sweep()
+
+
 Ending = Callable[[Runtime, TestClock], Awaitable[None]]
 
 ENDINGS: list[tuple[Any, Any, Ending]] = [
@@ -129,6 +136,10 @@ ENDINGS: list[tuple[Any, Any, Ending]] = [
     (races, None, wait_an_hour),
     (times_out, None, wait_an_hour),
     (ends_first, None, wait_an_hour),
+    (ends_first, None, wake_all),
+    (fails_first, None, wake_all),
+    (races, None, wake_all),
+    (times_out, None, wake_all),
     (fails_first, None, wait_an_hour),
     (begins_again, 0, wait_an_hour),
 ]

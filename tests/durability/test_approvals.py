@@ -47,6 +47,10 @@ async def ships(step: Step, tons: int) -> Any:
     return answer.approved, answer.by, answer.note, berth, answer.expired
 
 
+async def tells_once(request: ApprovalRequest) -> None:
+    return None
+
+
 @workflow("chooses")
 async def chooses(step: Step) -> str | None:
     return (await step.approval("how", "How?", options=("road", "rail"))).choice
@@ -182,8 +186,10 @@ async def test_a_value_that_does_not_fit_fails_the_call(runtime: Runtime) -> Non
         {"options": ("a", "a")},
         {"options": (1,)},
         {"timeout": "soon"},
-        {"remind": "0s"},
+        {"remind": "0s", "notify": print},
+        {"remind": "1d"},
         {"notify": 7},
+        {"notify": durable.step(undo=print)(tells_once)},
     ],
 )
 async def test_bad_arguments_are_refused(store: MemoryStore, options: dict[str, Any]) -> None:
@@ -380,6 +386,14 @@ async def test_a_gate_names_parameters(store: MemoryStore, approve: Any) -> None
     assert isinstance(run.error, InvalidArgument)
 
 
+@pytest.mark.parametrize(
+    "gate", [Gate("Go?", timeout="soon"), Gate("Go?", remind="1d"), Gate("Go?", to="x" * 201)]
+)
+def test_a_decorator_refuses_a_bad_gate(gate: Gate) -> None:
+    with pytest.raises(InvalidArgument):
+        durable.step(approve=gate)
+
+
 @workflow("signs")
 async def signs(step: Step) -> Decision:
     return await step.callback("signed", timeout="7d", returns=Decision)
@@ -447,6 +461,22 @@ async def test_an_answered_approval_is_not_listed_before_a_worker_comes(
     (one,) = (await client.approvals()).approvals
     await client.approve(one.token)
     assert (await client.approvals()).approvals == ()
+
+
+async def test_an_answered_approval_of_a_paused_run_is_not_listed(
+    timed_store: MemoryStore, clock: TestClock
+) -> None:
+    runtime = Runtime(timed_store, workflows=[ships], clock=clock)
+    await runtime.trigger(ships, 1, run_id="r")
+    await Operations(timed_store, clock=clock).pause("r", by="ops", why="later")
+    (one,) = (await runtime.approvals()).approvals
+    await runtime.approve(one.token)
+    assert (await runtime.approvals()).approvals == ()
+
+
+async def test_the_list_refuses_a_name_that_cannot_be_stored(runtime: Runtime) -> None:
+    with pytest.raises(InvalidArgument, match="to: expected a string"):
+        await runtime.approvals(to="\ud800")
 
 
 async def test_a_run_may_ask_more_than_a_list_has_room_for(store: MemoryStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure import Runtime, Step, durable, workflow
+from perdure import Gate, Runtime, Step, durable, workflow
 from perdure.operations import Operations
 from perdure.snapshot import Snapshot, open_waits
 from perdure.stores import MemoryStore
@@ -120,6 +120,73 @@ async def test_a_failure_that_is_retried_is_not_ahead(store: MemoryStore) -> Non
     await Runtime(store, workflows=[before]).trigger(before, run_id="r")
     runtime = Runtime(store, workflows=[after], on_definition_change="ignore")
     assert (await runtime.retry("r")).output == "fixed"
+
+
+async def _ignore(_: object) -> None:
+    return None
+
+
+async def _is_patched_after(before: Callable[[Step], Any], store: MemoryStore) -> bool:
+    """Return the answer after a question that a person has answered, in a later activation."""
+
+    @workflow("asks")
+    async def asks(step: Step) -> bool:
+        await before(step)
+        await step.wait_for_event("go", "go")
+        return step.patched("x")
+
+    runtime = Runtime(store, workflows=[asks])
+    (wait,) = (await runtime.trigger(asks, run_id="r")).pending
+    await runtime.approve(wait.token)
+    assert (await runtime.resume("r")).status == "waiting"
+    await runtime.signal("r", "go")
+    return await runtime.result("r")  # type: ignore[no-any-return]  # a bool
+
+
+QUESTIONS: dict[str, Callable[[Step], Any]] = {
+    "told": lambda step: step.approval("ask", "Go?", notify=_ignore),
+    "a gate": lambda step: step("work", done, approve=Gate("Go?", notify=_ignore)),
+    "a gate with a key": lambda step: step("work", done, key="k", approve="Go?"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+async def test_what_belongs_to_an_answered_question_is_not_ahead(
+    store: MemoryStore, question: str
+) -> None:
+    assert await _is_patched_after(QUESTIONS[question], store)
+
+
+@pytest.mark.parametrize("always_replay", [False, True])
+async def test_there_is_one_answer_after_a_gate_whatever_crashes(always_replay: bool) -> None:
+    @workflow("gated")
+    async def gated(step: Step) -> bool:
+        await step("work", done, key="k", approve="Go?")
+        is_patched = step.patched("x")
+        await step("after", done)
+        return is_patched
+
+    answers = {"~approve:k": lambda client, wait: client.approve(wait.token)}
+    report = await explore_crashes(gated, answers=answers, always_replay=always_replay)
+    assert report.crashes > 10
+
+
+async def test_a_step_that_waits_for_its_approval_is_ahead(store: MemoryStore) -> None:
+    @workflow("gated")
+    async def before(step: Step) -> str:
+        await step("work", done, approve="Go?")
+        return "old"
+
+    @workflow("gated")
+    async def after(step: Step) -> str:
+        is_new = step.patched("x")
+        await step("work", done, approve="Go?")
+        return "new" if is_new else "old"
+
+    (wait,) = (await Runtime(store, workflows=[before]).trigger(before, run_id="r")).pending
+    runtime = Runtime(store, workflows=[after], on_definition_change="ignore")
+    await runtime.approve(wait.token)
+    assert (await runtime.resume("r")).output == "old"
 
 
 async def test_a_retry_keeps_the_answer(store: MemoryStore) -> None:

@@ -16,10 +16,11 @@ from perdure.errors import InvalidArgument, MissingAbility, StoreUnavailable
 from perdure.insights import Insights, Tally
 from perdure.operations import Operations
 from perdure.retention import OVER
-from perdure.runtime.maintenance import MAINTENANCE, read_input
+from perdure.runtime import maintenance, pruning
+from perdure.runtime.maintenance import MAINTENANCE, POLICIES, read_input
 from perdure.runtime.pruning import GRACE
 from perdure.snapshot import RunStatus
-from perdure.store import NewRun, Rest, Store
+from perdure.store import NewMessage, NewRun, Rest, Store
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore, TestClock
 
@@ -198,6 +199,37 @@ async def test_a_run_that_is_deleted_takes_its_log_along(
         assert await operations.prune("2d", workflow="map", by="ana", why="old") == 1
     assert await ids(store, "~log:") == set()
     assert "m" not in await ids(store)
+
+
+async def test_a_run_that_is_deleted_takes_many_logs_along(
+    store: MemoryStore, clock: TestClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "_PAGE", 2)
+
+    @workflow("maps")
+    async def maps(step: Step) -> None:
+        await step.all(*(step.map_runs(f"parts {n}", part, [1]) for n in range(5)))
+
+    runtime = runtime_of(store, maps, part, clock=clock)
+    await runtime.trigger(maps, run_id="m")
+    assert len(await ids(store, "~log:")) == 5
+    await runtime.delete("m")
+    assert await ids(store, "~log:") == set()
+
+
+async def test_a_policy_that_changes_midway_leaves_no_log_without_its_run(
+    store: MemoryStore, clock: TestClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "AT_A_TIME", -1.0)
+    order = keeping(Keep(completed="1d"))
+    await runtime_of(store, order, clock=clock).trigger(order, "completed")
+    await cancelled_map(store, clock)
+    for days in (9, 2):
+        runtime = runtime_of(store, order, mapping(Keep(cancelled=f"{days}d")), clock=clock)
+        await runtime.declare_retention()
+        await runtime.sweep()
+    assert "m" not in await ids(store)
+    assert await ids(store, "~log:") == set()
 
 
 async def test_a_crash_never_leaves_a_log_without_its_run() -> None:
@@ -390,6 +422,16 @@ class TestDeployments:
     async def test_a_worker_without_policies_creates_nothing(self, store: MemoryStore) -> None:
         await runtime_of(store, keeping(None)).declare_retention()
         assert await store.load(MAINTENANCE) is None
+
+    async def test_a_message_that_cannot_be_read_is_dropped(
+        self, store: MemoryStore, clock: TestClock
+    ) -> None:
+        runtime = runtime_of(store, keeping(Keep(completed="2d")), clock=clock)
+        await maintain(runtime)
+        await store.send([NewMessage(MAINTENANCE, POLICIES, b"[1]")])
+        await runtime.sweep()
+        assert await store.inbox(MAINTENANCE) == []
+        assert await policies(store) == {"order": {"completed": 2 * 86400.0}}
 
     async def test_a_policy_that_is_declared_twice_is_written_once(
         self, store: MemoryStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure import Client, Runtime, Step, Worker, workflow
-from perdure.errors import StoreError, VersionMismatch
+from perdure.errors import AlreadyAnswered, StoreError, VersionMismatch
 from perdure.snapshot import Snapshot, version_of
 from perdure.store import Store
 from perdure.stores import MemoryStore, open_store
@@ -153,6 +153,57 @@ async def test_an_old_process_does_not_continue_a_run_whose_first_owner_died() -
     assert await old.sweep() == []
     (run,) = await new.sweep()
     assert run.status == "waiting"
+
+
+async def test_a_migration_in_place_is_stored_before_the_run_continues() -> None:
+    """Otherwise the next owner would migrate again what the first one has recorded since."""
+    migrations = []
+
+    def migrate(snapshot: Snapshot, version: int) -> Snapshot:
+        migrations.append(version)
+        snapshot["steps"].clear()
+        return snapshot
+
+    @workflow("w", version=3, migrate=migrate)
+    async def newest(step: Step) -> str:
+        await step("a", lambda: "a")
+        await step.wait_for_event("go", "go")
+        return "newest"
+
+    clock = TestClock()
+    store = MemoryStore(clock=clock)
+    await Runtime(store, workflows=[newer], clock=clock).trigger(newer, run_id="r")
+    await Client(store, clock=clock).signal("r", "go")
+    faulty = FaultyStore(store, fail_at=3, verbs={"append"}, error=StoreError, stays_down=True)
+    await Runtime(faulty, workflows=[newest], clock=clock, lease_ttl="30s").sweep()
+    await clock.advance("31s")
+    await Runtime(store, workflows=[newest], clock=clock).sweep()
+    assert (faulty.failed, migrations) == (True, [2])
+
+
+async def test_a_migration_that_drops_a_question_closes_it() -> None:
+    @workflow("asks", version=1)
+    async def asks(step: Step) -> None:
+        await step.approval("ask", "Go?")
+
+    def migrate(snapshot: Snapshot, version: int) -> Snapshot:
+        snapshot["execution"].pop("pending")
+        return snapshot
+
+    @workflow("asks", version=2, migrate=migrate)
+    async def asks_no_more(step: Step) -> str:
+        return "done"
+
+    clock = TestClock()
+    store = MemoryStore(clock=clock)
+    old = Runtime(store, workflows=[asks], clock=clock)
+    (wait,) = (await old.trigger(asks, run_id="r")).pending
+    runtime = Runtime(store, workflows=[asks_no_more], clock=clock)
+    await runtime.approve(wait.token, by="ana")
+    await runtime.sweep()
+    assert await runtime.result("r") == "done"
+    with pytest.raises(AlreadyAnswered, match="by ana"):
+        await runtime.approve(wait.token, by="bob")
 
 
 async def test_the_versions_of_live_runs_are_counted(every_store: Store) -> None:

@@ -32,7 +32,7 @@ async def gated(amount: int) -> int:
 async def asks(step: Step) -> None:
     plain = await step.approval("a", "OK?", to="ops", options=("yes", "no"), notify=tell)
     assert_type(plain, Approval[Any])
-    typed = await step.approval("b", "OK?", returns=Decision, timeout="1d", remind="1h")
+    typed = await step.approval("b", "OK?", returns=Decision, timeout="1d")
     assert_type(typed, Approval[Decision])
     assert_type(typed.value, Decision | None)
     assert_type(await step.callback("c", returns=Decision, start=start), Decision)

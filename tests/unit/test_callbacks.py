@@ -100,18 +100,34 @@ async def test_an_answer_that_is_too_late_is_gone(runtime: Runtime, app: Callbac
     token = await token_of(runtime, ships, 1)
     await runtime.cancel("r/ä")
     late = await request(app, "POST", f"/{token}", b'{"approved": true}')
-    assert (late.status, late.body) == (410, {"error": "the run is cancelled"})
+    assert (late.status, late.body) == (410, {"error": "the question is not open any more"})
 
 
-async def test_a_stranger_cannot_tell_which_runs_exist(runtime: Runtime, app: CallbackApp) -> None:
-    token = await token_of(runtime, ships, 1)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_stranger_cannot_tell_which_runs_exist(
+    runtime: Runtime, app: CallbackApp, method: str
+) -> None:
+    own = await token_of(runtime, ships, 1)
+    forged = "0" * 32 + own[32:]
+    yes = b'{"approved": true}'
+    waiting = await request(app, method, f"/{forged}", yes)
+    await runtime.cancel("r/ä")
+    cancelled = await request(app, method, f"/{forged}", yes)
     await runtime.delete("r/ä")
-    answers = [await request(app, "GET", f"/{each}") for each in (token, "x", "", "../x")]
-    assert [each.status for each in answers] == [404] * 4
-    assert len({json.dumps(each.body) for each in answers}) == 1
+    gone = [await request(app, method, f"/{token}", yes) for token in (forged, own)]
+    assert waiting.status == 410
+    assert [cancelled, *gone] == [waiting] * 3
 
 
-BAD = [b"{", b"NaN", b"[1]", b'{"approved": 1}', b"{}", b'{"approved": true, "x": 1}', b"[" * 900]
+@pytest.mark.parametrize("token", ["x", "", "../x", "0" * 32, "0" * 32 + "."])
+async def test_what_is_not_a_token_is_not_found(app: CallbackApp, token: str) -> None:
+    assert (await request(app, "GET", f"/{token}")).status == 404
+
+
+BAD = [
+    *(b"{", b"NaN", b"[1]", b'{"approved": 1}', b"{}", b'{"approved": true, "x": 1}', b"[" * 900),
+    *(b'{"approved": false, "value": 1}', b'{"approved": false, "choice": "a"}'),
+]
 
 
 @pytest.mark.parametrize("body", BAD)
@@ -123,6 +139,22 @@ async def test_a_malformed_answer_is_refused(
     assert answer.status == 400
     assert answer.body["error"]
     assert (await request(app, "GET", f"/{token}")).status == 200
+
+
+@pytest.mark.parametrize("definition", [ships, signs])
+async def test_an_answer_of_any_depth_is_read_by_the_run_or_refused(
+    runtime: Runtime, app: CallbackApp, definition: Any
+) -> None:
+    payload = 1 if definition is ships else None
+    for depth in range(80, 95):
+        run = await runtime.trigger(definition, payload, run_id=f"r{depth}")
+        value = "[" * depth + "]" * depth
+        body = f'{{"approved": true, "value": {value}}}' if definition is ships else value
+        answer = await request(app, "POST", f"/{run.pending[0].token}", body.encode())
+        await runtime.sweep()
+        run = await runtime.get_run(run.run_id) or run
+        is_over = (answer.status, run.status) == (200, "completed")
+        assert is_over or (answer.status, run.status) == (400, "waiting")
 
 
 async def test_a_large_answer_is_refused(runtime: Runtime, app: CallbackApp) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "fingerprint",
     "is_plain",
     "is_restorable",
+    "is_shallow",
     "loads",
     "members_of",
     "prepare",

@@ -180,7 +180,7 @@ async def order(step: Step[Services], payload: Order) -> str:
     if payload.total > APPROVED_ABOVE:
         step.report(progress=0.2, note="waiting for an approval")
         question = f"Ship goods for €{payload.total / 100:,.2f} to {payload.customer}?"
-        decision = await step.approval("approval", question, to="sales", timeout="2d", remind="1d")
+        decision = await step.approval("approval", question, to="sales", timeout="2d")
         if not decision.approved:
             return "not approved"
     payment = Payment(payload.customer, payload.total)

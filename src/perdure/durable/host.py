@@ -143,12 +143,15 @@ class RunHost(calls.RunHost, ABC):
     async def wait(self, wait: PendingWait) -> Answer:
         """Wait in memory or suspended."""
         if wait["kind"] == "event":
-            require_inbox(self.session.store, "step.wait_for_event")
+            require_inbox(self.session.store, f"step.{wait.get('ask', 'wait_for_event')}")
         return await self.suspension.wait(wait)
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
         """Answer a wait of this run itself, unless it has been answered; return what counts."""
-        (first,) = await finish(detached(conclude(self.session, self.id, [wait], outcome)))
+        return await finish(detached(self._conclude(wait, outcome)))
+
+    async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
+        (first,) = await conclude(self.session, self.id, [wait], outcome)
         return first
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:

@@ -203,8 +203,10 @@ class Suspension:
                 self._stale = False
                 if await self._leaves_memory():
                     if self._run.live:
-                        # A branch may be held before a step that passes a token on.
-                        held = self._run.open_asks
+                        # A branch may be held before a step that passes a token on, or, with
+                        # `always_replay`, after the record of the answer.
+                        asks, waits = self._run.open_asks, self._run.history.waits
+                        held = {id: wait for id, wait in asks.items() if id in waits}
                         parked = {each.wait["id"]: each.wait for each in self._pending.values()}
                         self.suspended = list({**held, **parked}.values())
                         self._run.break_off(Suspended())

@@ -151,6 +151,16 @@ class ActiveRun:
         if self.pausing and (self.replays_only or not is_wait):
             await self.hold(call)
 
+    async def admit(self, call: StepCall) -> None:
+        """Return when a step that has no record may begin, which a person may have to approve."""
+        if call.gate is not None:
+            # Before the question is asked, and again when it is answered, which may be days later.
+            if self.gated:
+                await self.gate(call)
+            await call.gate(self, call)
+        if self.gated:
+            await self.gate(call)
+
     async def hold(self, call: StepCall) -> None:
         """Stop the calling branch at a step that is not to begin: the run is being paused."""
         if self._broken is not None or self._over:

@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from perdure import codec
 from perdure.clock import Duration
-from perdure.engine.approvals import Gate, gate_of
 from perdure.engine.call import Decoration, StepCall
 from perdure.engine.execution import Execution
+from perdure.engine.gates import Gate, gate_of
 from perdure.engine.sagas import check_undo
 from perdure.engine.step import current_execution
 from perdure.engine.tasks import mark_as_async
@@ -67,7 +67,7 @@ def step(
     The step has the name of the function, or `name`. Outside a run, a call just calls the function.
     Inside the function of another step it raises `NestedStep`. `retry`, `timeout`, `approve`,
     `errors` and `undo` are those of a step, and also apply where the function is passed to
-    `step(…)` or `step.map`.
+    `step(…)` or `step.map`; `approve` also in `step.transaction`.
     """
     if name is not None:
         name = check_unreserved(check_text(name, "name", "a non-empty string, or None"), "name")

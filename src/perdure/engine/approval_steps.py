@@ -1,6 +1,6 @@
 """The part of the user's handle that asks people and other systems.
 
-answer = await step.approval("ship", "Ship 40 t to Oslo?", to="ops", timeout="3d", remind="1d")
+answer = await step.approval("ship", "Ship 40 t to Oslo?", to="ops", timeout="3d", notify=post)
 body = await step.callback("signed", timeout="7d", start=lambda callback: sign(callback.url))
 """
 
@@ -12,13 +12,12 @@ from perdure.engine.approvals import (
     Approval,
     ApprovalAsk,
     ApprovalRequest,
+    Ask,
     Callback,
-    CallbackAsk,
-    ask,
     check_question,
-    host_of,
 )
 from perdure.engine.execution import Execution
+from perdure.engine.token_waits import ask, host_of
 
 T = TypeVar("T")
 
@@ -129,7 +128,7 @@ class ApprovalSteps:
         """
         host = host_of(self._run, "step.callback")
         facts = {"id": "", "kind": "event", "ask": "callback"}
-        asked = CallbackAsk(facts=facts, timeout=timeout, tell=start, returns=returns)  # type: ignore[arg-type]
+        asked = Ask(facts=facts, timeout=timeout, tell=start, returns=returns)  # type: ignore[arg-type]
         call = self._run.call(id, self.callback if start is None else start)
         call.kind, call.gate = "callback", None
         call.returns = object if returns is None else returns

@@ -125,6 +125,14 @@ class StepCall(Leaf):
         """Return an id for a wait that no other call of the run has."""
         return join_path(self.path, self.call)
 
+    def on_behalf(self, id: str, fn: Callable[..., Any]) -> "StepCall":
+        """Return a call that the engine makes for this one; its id contains this call."""
+        # As if it had a key: calls with this id are not counted, since this one is unique. No other
+        # run may find it in a cache.
+        call = StepCall(id, self.branch, id, fn, ())
+        call.key, call.path, call.within = None, self.path, self.within
+        return call
+
     def facts(self, key: str) -> dict[str, str]:
         """Return what a record under `key` holds of the call's identity."""
         named = {

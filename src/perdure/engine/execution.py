@@ -173,13 +173,8 @@ class Execution(ActiveRun):
             if self.unknown_undos:
                 return await self.answer(call, *found)
             return self.replay(call, *found)
-        if call.gate is not None:
-            # Before the question is asked, and again when it is answered, which may be days later.
-            if self.gated:
-                await self.gate(call)
-            await call.gate(self, call)
-        if self.gated:
-            await self.gate(call)
+        if self.gated or call.gate is not None:
+            await self.admit(call)
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: a run
         # that left memory in between would lose the value.
@@ -363,6 +358,9 @@ class Execution(ActiveRun):
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record that the store has accepted answer its calls."""
         self.history.publish(record)
+        if call.answer is not None:
+            # Until now, an answer that cannot be recorded had to become an act of the run.
+            self.history.asks.pop(call.event, None)
         if call.undo is not None and record.json.startswith(b'{"ok":true'):
             self.history.marked[record.key] = Marked(call.path, call.sagas)
             self.add_undo(call, record.key)
@@ -404,8 +402,8 @@ class InFlight:
 
     async def __aenter__(self) -> None:
         run, call = self._run, self._call
-        if run.gated:
-            await run.gate(call)
+        if run.gated or call.gate is not None:
+            await run.admit(call)
         run.begin(call)
         run.branches.begin(call)
 

@@ -23,7 +23,7 @@ from perdure.snapshot import (
     outbox_of,
 )
 from perdure.snapshot.acts import with_act
-from perdure.snapshot.asks import is_ask
+from perdure.snapshot.asks import asking_call, is_ask, open_asks
 from perdure.snapshot.patches import moved_patches, without_patches
 from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
@@ -46,10 +46,10 @@ class History(Records):
 
     `outbox` contains what the run does to other runs: it is delivered after the next write, and
     removed when that is known. `children` are the runs that it started and that are cancelled with
-    it. `asks` are waits that a token answers, by the name of the message: those that are stored and
-    were not closed, even if they are no longer among `waits`. `unclaimed` are records of events
-    that a wait has received and no code has seen, by key. `rollback` is why its steps are undone,
-    `marked` are the steps that can be undone, by key.
+    it. `asks` are waits that a token answers, by the name of the message: those that are stored,
+    whose answer is not recorded and that were not closed, even if they are no longer among `waits`.
+    `unclaimed` are records of events that a wait has received and no code has seen, by key.
+    `rollback` is why its steps are undone, `marked` are the steps that can be undone, by key.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class History(Records):
         self.metadata = Tracked(snapshot.get("metadata"))
         self.warnings.extend(snapshot.get("warnings") or ())
         self.waits = Tracked({wait["id"]: wait for wait in open_waits(snapshot)})
-        self.asks = {wait.get("event", ""): wait for wait in self.waits.values() if is_ask(wait)}
+        self.asks = open_asks(snapshot)
         self.outbox = Tracked(outbox_of(snapshot))
         self.rollback = rollback_of(snapshot)
         self.load(snapshot["steps"])
@@ -142,10 +142,17 @@ class History(Records):
         for key in tuple(self._records):
             if key in self._loaded and key not in self._silent:
                 record = self._peek(key)
+                branch, call = record.get("branch", ""), record.get("call", key)
+                asking = asking_call(call)
+                if asking != call and asking in self._calls.get(branch, ()):
+                    # Its record is enough: nothing asks for the approval of a recorded step, nor
+                    # for the notification of an answered question.
+                    continue
                 # An explicit key is an identity in the whole run, and yet a branch has used it.
-                yield record.get("within") or record.get("branch", ""), record.get("call", key), key
+                yield record.get("within") or branch, asking, key
         for id in tuple(self.waits):
-            yield *split_path(id), ""
+            branch, call = split_path(id)
+            yield branch, asking_call(call), ""
 
     def owed(self, saga: str | None = None) -> list[str]:
         """Return the keys of the steps that can be undone and were not, in their order: all, or
@@ -194,9 +201,13 @@ class History(Records):
         return self.waits.put(wait["id"], wait)
 
     def close_wait(self, id: str) -> None:
-        """End a wait. If it has a token, no answer can come any more, or its answer is recorded."""
-        if (wait := self.waits.remove(id)) is not None and is_ask(wait):
-            self.asks.pop(wait.get("event", ""), None)
+        """End a wait; one with a token stays among `asks` until its answer is recorded."""
+        self.waits.remove(id)
+
+    def close_ask(self, id: str) -> None:
+        """End a wait with a token that nothing can answer any more."""
+        self.asks.pop(self.waits[id].get("event", ""), None)
+        self.close_wait(id)
 
     def forget_waits(self) -> None:
         """Forget what the run waits for: the next write contains the whole run."""

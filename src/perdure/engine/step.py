@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple,
 
 from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
 from perdure.engine.approval_steps import ApprovalSteps
-from perdure.engine.approvals import Gate, gate_of
 from perdure.engine.branches import Branch, Leaf, branches_of
 from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.child_steps import ChildSteps
 from perdure.engine.execution import Execution
+from perdure.engine.gates import Gate, gate_of
 from perdure.engine.parallel import ParallelSteps
 from perdure.engine.sagas import Saga, check_undo
 from perdure.engine.tasks import POSITION

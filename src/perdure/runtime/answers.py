@@ -25,7 +25,7 @@ from perdure.snapshot.asks import (
     answer_in,
     asks_tag,
     event_of,
-    is_ask,
+    open_asks,
     read_token,
     token_of,
 )
@@ -43,6 +43,8 @@ from perdure.store import (
 from perdure.validation import check_limit, is_encodable
 
 _MAX_BY, _MAX_NOTE = 200, 2000
+_MAX_DEPTH = codec.MAX_DEPTH - 5
+"""How deeply a value may be nested: message and record contain it some levels deep."""
 
 
 class OpenApproval(msgspec.Struct, frozen=True):
@@ -121,7 +123,7 @@ async def find_token(store: Store, run_id: str, wait: str | None) -> str:
     if snapshot is None:
         raise RunNotFound(run_id)
     is_waiting = not is_over(rest_status(snapshot))
-    known = [each for each in open_waits(snapshot) if is_ask(each)] if is_waiting else []
+    known = list(open_asks(snapshot).values()) if is_waiting else []
     found = [each for each in known if wait in (None, "", each["id"])]
     if len(found) == 1:
         return token_of(run_id, found[0])
@@ -145,13 +147,18 @@ async def _find(store: InboxStore, token: Token) -> tuple[PendingWait, str | Non
 def _wait_in(snapshot: Snapshot, token: Token) -> PendingWait | None:
     if is_over(rest_status(snapshot)):
         return None
-    waits = (wait for wait in open_waits(snapshot) if wait.get("nonce") == token.nonce)
-    return next(waits, None)
+    # By digests: the time that a comparison takes reveals nothing of the nonce.
+    wait = open_asks(snapshot).get(token.event)
+    return wait if wait is not None and event_of(wait.get("nonce", "")) == token.event else None
 
 
 def _check_fits(wait: PendingWait, answer: Answer) -> None:
     """Raise `InvalidArgument` unless this answers the question."""
     options = wait.get("options")
+    if not codec.is_shallow(answer.value, _MAX_DEPTH):
+        # The run could not read it, and the token would be used up.
+        expected = f"a value that is nested at most {_MAX_DEPTH} levels deep"
+        raise InvalidArgument("value", answer.value, expected)
     if wait.get("ask") == "callback":
         if answer.choice is not None or not answer.approved:
             hint = "A callback has no question: call answer(token, payload)"
@@ -222,11 +229,11 @@ async def list_approvals(
 ) -> ApprovalPage:
     """Return the open approvals of up to `limit` runs, those of the newest runs first.
 
-    They come from the headers of runs. Only a run that is being driven, is due, or has more to ask
-    than its header has room for is read.
+    They come from the headers of runs. Only a run that is being driven, is due, is paused, or has
+    more to ask than its header has room for is read.
     """
     check_limit(limit)
-    if to is not None and not isinstance(to, str):
+    if to is not None and not (isinstance(to, str) and is_encodable(to)):
         raise InvalidArgument("to", to, "a string, or None for all")
     search = require_search(store, "listing approvals")
     query = Query(tags=(OPEN if to is None else asks_tag(to),))
@@ -242,7 +249,9 @@ async def list_approvals(
 async def _approvals_of(store: Store, run: RunSummary, now: datetime) -> Sequence[OpenApproval]:
     summary = read_summary(run.summary)
     is_due = run.wake_at is not None and run.wake_at <= now
-    if run.status != "running" and not is_due and not summary.more_asks:
+    # An answer makes a run due, except one that is paused.
+    is_still = run.status not in ("running", "paused") and not is_due
+    if is_still and not summary.more_asks:
         return [_listed(run, each) for each in summary.asks]
     snapshot = await store.load(run.id)
     if snapshot is None or is_over(rest_status(snapshot)):

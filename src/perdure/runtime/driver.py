@@ -58,6 +58,7 @@ from perdure.snapshot import (
     rest_status,
     version_of,
 )
+from perdure.snapshot.asks import open_asks
 from perdure.store import Grant, LeaseRequest, Refusal, Store, require_lease
 
 logger = logging.getLogger(__name__)
@@ -230,6 +231,8 @@ class Driver:
             await self._leave_to_others(session, grant, error)
             raise
         history = History(definition.name, snapshot)
+        # A migration may have dropped questions: their tokens are closed with the next rest.
+        history.asks = {**open_asks(grant.snapshot), **history.asks}
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
             history.metadata.changed.update(definition.identity)

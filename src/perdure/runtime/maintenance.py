@@ -151,12 +151,16 @@ async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
 async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
     """Return the input with the policies that were declared; the rest consumes the messages."""
     messages = [each for each in await host.read_inbox() if each.name == POLICIES]
+    # Even if one cannot be read: it would make the run due again at once.
+    host.leftovers = (*host.leftovers, *(message.id for message in messages))
     policies: Mapping[str, Declared] = given.policies
     for message in messages:
         declared = msgspec.convert(codec.loads(message.payload), dict[str, Declared])
         policies = merged(policies, declared)
-    host.leftovers = (*host.leftovers, *(message.id for message in messages))
-    return replace(given, policies=dict(policies))
+    if policies == given.policies:
+        return given
+    # It begins again: more runs may be old enough now, and their logs were not looked at.
+    return replace(given, policies=dict(policies), since=None)
 
 
 async def _remove(run: Execution, host: RunHost, given: MaintenanceInput) -> MaintenanceInput:

@@ -144,9 +144,9 @@ async def remove_logs_of(store: Store, run_id: str) -> None:
     """Remove the logs of a run that is about to be deleted."""
     if can_search(store):
         query = Query(prefix=LOG, tags=(parent_tag(run_id),))
-        page = await store.search(query, _PAGE)
-        for log in page.runs:
-            await store.delete(log.id)
+        while logs := (await store.search(query, _PAGE)).runs:
+            for log in logs:
+                await store.delete(log.id)
 
 
 async def remove_old_logs(

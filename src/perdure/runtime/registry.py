@@ -1,6 +1,7 @@
 """The workflow definitions that a runtime knows."""
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from perdure.errors import InvalidArgument, UnknownWorkflow, VersionMismatch
@@ -127,7 +128,8 @@ class Registry:
             )
         generation = generation_of(snapshot.get("metadata"))
         try:
-            migrated = assert_valid_snapshot(newest.migrate(snapshot, stored))
+            # A copy, which it may change in place: the stored run must still be known to be old.
+            migrated = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
             raise VersionMismatch(run_id, stored, newest.version, hint) from error

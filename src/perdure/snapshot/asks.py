@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import InvalidArgument, InvalidToken
-from perdure.snapshot.format import PendingWait
+from perdure.snapshot.format import PendingWait, Snapshot, open_waits
 from perdure.snapshot.tags import system_tag
 from perdure.validation import check_id
 
@@ -26,6 +26,12 @@ ASKS: Final = "~asks"
 
 OPEN: Final = "~open=approval"
 """The tag of every run with open approvals."""
+
+NOTIFY: Final = "~notify"
+"""Begins the ids of the steps that pass tokens on; after a colon follows the call that asks."""
+
+APPROVE: Final = "~approve"
+"""Begins the ids of the approvals of steps; after a colon follows the call of the step."""
 
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAX_TOKEN = 4096
@@ -88,6 +94,11 @@ def is_ask(wait: PendingWait) -> bool:
     return "ask" in wait
 
 
+def open_asks(snapshot: Snapshot) -> dict[str, PendingWait]:
+    """Return the waits of a run that a token answers, by the name of the message."""
+    return {wait.get("event", ""): wait for wait in open_waits(snapshot) if is_ask(wait)}
+
+
 def asks_tag(to: str) -> str:
     """Return the tag of runs that ask `to` for an approval."""
     return f"{ASKS}={system_tag(ASKS, to)}"
@@ -97,6 +108,13 @@ def ask_tags(waits: Iterable[PendingWait]) -> list[str]:
     """Return the tags of a run with these waits."""
     to = [wait.get("to", "") for wait in waits if wait.get("ask") == "approval"]
     return sorted({OPEN, *map(asks_tag, to)}) if to else []
+
+
+def asking_call(call: str) -> str:
+    """Return the call of the user for which the engine made a call, or the call itself."""
+    while call.startswith((NOTIFY, APPROVE)):
+        call = call.partition(":")[2]
+    return call
 
 
 def answer_in(record: Any) -> dict[str, Any] | None:

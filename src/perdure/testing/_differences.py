@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from difflib import unified_diff
 from pprint import pformat
 
-from perdure.engine.approvals import NOTIFY
 from perdure.runtime.run import Run, StepInfo
+from perdure.snapshot.asks import NOTIFY
 
 MAX_LINES = 20
 _WIDTH = 96

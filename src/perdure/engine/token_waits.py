@@ -1,0 +1,293 @@
+"""Waits that a token answers: questions to people and to other systems.
+
+The wait is durable before anyone learns of its token. It ends with the first message under its
+name: an answer, its expiry, or the run itself closing it. The latter two are sent by the run to its
+own inbox, under the deduplication id that answers have: the store decides which was first.
+"""
+
+import asyncio
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from perdure.clock import isoformat, parse_iso
+from perdure.engine.approvals import Ask
+from perdure.engine.call import NO_STORE, Received, RunHost, StepCall, undecorated
+from perdure.engine.execution import Execution
+from perdure.engine.tasks import Interrupted
+from perdure.errors import CodecError, InvalidDuration, MissingAbility, Rejected, StepTimeout
+from perdure.snapshot import PendingWait
+from perdure.snapshot.asks import NOTIFY, event_of, new_nonce
+
+logger = logging.getLogger(__name__)
+
+_PAST = isoformat(datetime.fromtimestamp(0, UTC))
+"""The time of a wait that only takes what is there."""
+
+
+def host_of(run: Execution, what: str) -> RunHost:
+    """Return the host of a run, or raise if it has none: nothing could be answered."""
+    if run.host is None:
+        raise MissingAbility(NO_STORE, "inbox", what)
+    return run.host
+
+
+async def ask(run: Execution, call: StepCall, host: RunHost, question: Ask) -> Any:
+    """Wait for the answer to a question, and record it."""
+    found = run.recorded(call)
+    if found is not None:
+        return await run.answer(call, *found)
+    if run.gated:
+        await run.gate(call)
+    run.begin(call)
+    asking = _Asking(run, call, host, question)
+    try:
+        return await asking.answer()
+    finally:
+        run.open_asks.pop(call.wait_id(), None)
+
+
+class _Asking:
+    """One wait with a token, from its opening to the record of its answer."""
+
+    def __init__(self, run: Execution, call: StepCall, host: RunHost, question: Ask) -> None:
+        self._run = run
+        self._call = call
+        self._host = host
+        self._question = question
+        self._told: set[str] = set()
+        self._cancelled = False
+        wait = run.history.waits.get(call.wait_id())
+        if wait is not None and "since" in wait:
+            # It began in an earlier activation, and its record says how long it took in all.
+            took = run.clock.now() - parse_iso(wait["since"])
+            call.started -= max(took.total_seconds(), 0)
+
+    async def answer(self) -> Any:
+        """Open the wait, or find it open; return what the function sees of the answer."""
+        try:
+            return await self._answer()
+        finally:
+            if self._cancelled and self._run.live:
+                # What the call would return or raise is in the record.
+                raise asyncio.CancelledError from None
+
+    async def _answer(self) -> Any:
+        try:
+            received = await self._receive()
+        except asyncio.CancelledError:
+            if self._run.live:
+                await self._withdraw()
+            raise asyncio.CancelledError from None
+        except Exception as error:
+            if not self._run.live or not self._is_open:
+                raise
+            if _is_closed(received := await self._conclude({"closed": True})):
+                self._run.history.close_ask(self._call.wait_id())
+                return await self._fail(error)
+        return await self._record(received)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._call.wait_id() in self._run.history.waits
+
+    async def _withdraw(self) -> None:
+        """Close a wait that the function has cancelled; record an answer that was first."""
+        if not self._is_open:
+            return
+        received = await self._conclude({"closed": True})
+        if received is None or _is_closed(received):
+            self._run.history.close_ask(self._call.wait_id())
+        else:
+            # What the call would raise is in the record; the function sees the cancellation.
+            with suppress(Exception):
+                await self._record(received)
+
+    async def _receive(self) -> Received | None:
+        """Return the first message under the wait's name, whatever sent it."""
+        wait = self._run.history.waits.get(self._call.wait_id())
+        if wait is None or event_of(wait.get("nonce", "")) != wait.get("event"):
+            # A run that was imported without its secrets asks again.
+            wait = await self._open()
+        while True:
+            self._run.open_asks[wait["id"]] = wait
+            # An answer that is there counts now: `notify` may be a step that is retried for days.
+            received = await self._wait({**wait, "wakeAt": _PAST})
+            if received is None:
+                await self._tell(wait, 0)
+                wait = await self._remind(wait)
+                received = await self._wait(wait)
+            if received is None and self._has_expired(wait):
+                received = await self._conclude({"expired": True})
+            if received is None:
+                continue
+            if not received.payload.get("closed"):
+                return received
+            # An earlier owner closed it, and did not get to write what the wait was closed for. The
+            # function waits again: for another token, since the old one was refused.
+            wait = await self._open()
+
+    async def _open(self) -> PendingWait:
+        """Make the wait durable, with a token that no other wait has."""
+        run, nonce, now = self._run, new_nonce(self._run.random), self._run.clock.now()
+        wait: PendingWait = {**self._question.facts, "id": self._call.wait_id()}
+        wait["event"], wait["nonce"], wait["since"] = event_of(nonce), nonce, isoformat(now)
+        if (timeout := self._question.timeout) is not None:
+            wait["expiresAt"] = wait["wakeAt"] = isoformat(_after(now, timeout, "timeout"))
+        if self._question.remind is not None:
+            wait["wakeAt"] = self._wake_at(wait, 1)
+        if (round := self._next_round()) > 1:
+            wait["round"] = round
+        run.history.change_wait(wait)
+        with self._in_flight():
+            try:
+                await self._host.persist()
+            except Interrupted:
+                raise asyncio.CancelledError from None
+            except Exception as error:  # noqa: BLE001  # what cannot be stored breaks the run
+                raise run.break_off(error) from error.__cause__
+        return wait
+
+    async def _tell(self, wait: PendingWait, reminder: int) -> None:
+        """Pass the token on, in a step of its own, once for each token and reminder."""
+        tell, run = self._question.tell, self._run
+        name = self._step_name(wait.get("round", 1), reminder)
+        if tell is None or name in self._told:
+            return
+        self._told.add(name)
+        fn, decoration = undecorated(tell)
+        request = self._question.request(run, wait, reminder)
+        # Not as an argument: the token must not be recorded with the arguments of the step.
+        call = self._call.on_behalf(name, partial(fn, request))
+        if decoration is not None:
+            decoration.apply(call)
+        call.token = request.token
+        await run.perform(call)
+
+    def _step_name(self, round: int, reminder: int = 0) -> str:
+        """Return the id of the step that passes a token on.
+
+        Not the token: names of steps are shown to everyone who may look at the run.
+        """
+        count = (f"@{round}" if round > 1 else "") + (f".{reminder}" if reminder else "")
+        return f"{NOTIFY}{count}:{self._call.call}"
+
+    def _next_round(self) -> int:
+        """Return how often this call has asked, so that its steps are told from earlier ones."""
+        known = self._run.history.waits.get(self._call.wait_id())
+        round = 1 if known is None else known.get("round", 1) + 1
+        # After the run failed and was retried, the wait is gone, but not the records.
+        while self._run.history.find(self._call.path, self._step_name(round)) is not None:
+            round += 1
+        return round
+
+    async def _remind(self, wait: PendingWait) -> PendingWait:
+        """Send the reminder that is due, if there is one, and set the time of the next."""
+        interval, run = self._question.remind, self._run
+        if interval is None or self._has_expired(wait):
+            return wait
+        # After a long outage, the reminders that were missed are one. Times are stored in
+        # milliseconds.
+        passed = run.clock.now() - parse_iso(wait.get("since", "")) + timedelta(milliseconds=1)
+        number = int(passed / interval)
+        if number > 0:
+            if wait.get("wakeAt") != (wake_at := self._wake_at(wait, number + 1)):
+                # The record of the reminder makes this durable. If the process dies before, the
+                # reminder is due again.
+                wait = self._change({**wait, "wakeAt": wake_at})
+            try:
+                await self._tell(wait, number)
+            except Exception as error:  # the user's function; the question stays open
+                if not run.live:
+                    raise
+                logger.warning("run %r: a reminder of %r failed: %r", run.run_id, wait["id"], error)
+        return wait
+
+    def _wake_at(self, wait: PendingWait, number: int) -> str:
+        """Return when a reminder is due, or the wait expires if that is earlier."""
+        interval = self._question.remind or timedelta(0)
+        due = isoformat(_after(parse_iso(wait.get("since", "")), number * interval, "remind"))
+        return min(wait.get("expiresAt", due), due)
+
+    def _change(self, wait: PendingWait) -> PendingWait:
+        self._run.open_asks[wait["id"]] = self._run.history.change_wait(wait)
+        return wait
+
+    def _has_expired(self, wait: PendingWait) -> bool:
+        expires = wait.get("expiresAt")
+        return expires is not None and self._run.clock.now() >= parse_iso(expires)
+
+    async def _wait(self, wait: PendingWait) -> Received | None:
+        with self._in_flight():
+            try:
+                return await self._host.wait(wait)
+            except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
+                raise self._run.break_off(error) from error.__cause__
+
+    async def _conclude(self, outcome: Mapping[str, Any]) -> Received | None:
+        """Answer the wait on behalf of the run, unless it has been answered."""
+        with self._in_flight():
+            try:
+                wait = self._run.history.waits[self._call.wait_id()]
+                return await self._host.conclude(wait, outcome)
+            except Interrupted as interrupted:
+                # The function has to see a cancellation, but only after the record.
+                self._cancelled = True
+                first: Received | None = interrupted.answer
+                return first
+            except Exception as error:  # noqa: BLE001  # the store: nothing is known of the message
+                raise self._run.break_off(error) from error.__cause__
+
+    async def _record(self, received: Received | None) -> Any:
+        """Record the answer, and consume its message in the same write."""
+        assert received is not None, "a message that no record consumed is in the inbox"
+        run, call, answer = self._run, self._call, received.payload
+        wait = run.history.waits[call.wait_id()]
+        call.consumes, call.event = (received.message_id,), wait.get("event", "")
+        call.answer = _facts(answer, received.sent_at)
+        if (act := answer.get("act")) is not None:
+            run.history.add_act(act)
+        run.history.close_wait(call.wait_id())
+        try:
+            value = self._question.value(call, answer, received.sent_at)
+        except CodecError as error:
+            text = f"the answer to {call.place()} does not fit: {error}"
+            return await self._fail(CodecError(text))
+        except (Rejected, StepTimeout) as error:
+            return await self._fail(error)
+        with self._in_flight():
+            return await run.succeed(call, value)
+
+    async def _fail(self, error: Exception) -> Any:
+        with self._in_flight():
+            return await self._run.fail(self._call, error)
+
+    @contextmanager
+    def _in_flight(self) -> Generator[None]:
+        """Keep the run in memory; not around a step, which does so itself."""
+        self._run.branches.begin(self._call)
+        try:
+            yield
+        finally:
+            self._run.branches.end(self._call)
+
+
+def _is_closed(received: Received | None) -> bool:
+    return received is None or bool(received.payload.get("closed"))
+
+
+def _after(time: datetime, duration: timedelta, parameter: str) -> datetime:
+    try:
+        return time + duration
+    except OverflowError:
+        expected = "a duration that ends before the year 10000"
+        raise InvalidDuration(parameter, duration, expected) from None
+
+
+def _facts(answer: Mapping[str, Any], at: datetime) -> dict[str, Any]:
+    """Return what is recorded of who answered."""
+    facts = {name: answer[name] for name in ("by", "note", "via", "expired") if answer.get(name)}
+    return {"at": isoformat(at), **facts}

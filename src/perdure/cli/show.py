@@ -35,7 +35,7 @@ _CHILDREN = 5
 @command
 @click.argument("run_id", metavar="ID")
 @option("--step", metavar="KEY", help="Show one step in full.")
-@option("--reveal", is_flag=True, help="Show values that are redacted otherwise.")
+@option("--reveal", is_flag=True, help="Show redacted values.")
 async def show(settings: Settings, run_id: str, step: str | None, reveal: bool) -> None:
     """Show a run: its facts, its steps on a timeline, its error.
 

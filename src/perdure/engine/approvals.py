@@ -34,6 +34,7 @@ from perdure.errors import (
 )
 from perdure.snapshot import PendingWait
 from perdure.snapshot.asks import event_of, new_nonce, token_of
+from perdure.snapshot.rollback import APPROVAL
 
 T = TypeVar("T")
 Tell: TypeAlias = Callable[[Any], object] | None
@@ -513,8 +514,8 @@ async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
         tell=gate.notify,
     )
     # Named after the call, which is the same on every replay, not after its turn.
-    key = None if call.key is None else f"~approve:{call.key}"
-    approval = StepCall(f"~approve:{call.call}", call.branch, key, _approval, ())
+    key = None if call.key is None else APPROVAL + call.key
+    approval = StepCall(APPROVAL + call.call, call.branch, key, _approval, ())
     approval.kind, approval.returns = "approval", Approval
     await ask(run, approval, host, asked)
 

@@ -30,6 +30,7 @@ from perdure.snapshot import UNCHECKED, PendingWait, Snapshot, StepRecord
 from perdure.snapshot.acts import acts_of
 from perdure.snapshot.asks import is_ask
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.rollback import SIGNAL
 
 _MAX_WAS = 200
 
@@ -197,7 +198,7 @@ def _signal(run: RunEdit, request: Request) -> str:
     """Add an event to the run as a record that the next wait for it receives."""
     _check_not_over(run, request)
     check_not_undoing(run, request)
-    key = f"~signal:{request.id}"
+    key = SIGNAL + request.id
     if key in run.history:
         raise AppliedBefore(run.run_id, request.verb)
     facts: Any = {

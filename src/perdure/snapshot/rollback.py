@@ -15,14 +15,23 @@ UNDO = "~undo:"
 SAGA = "~saga:"
 """Begins the names of calls that record that the scope of a saga is undone."""
 
+APPROVAL = "~approve:"
+"""Begins the names of calls that wait for the approval of a step; the call of the step follows."""
+
+SIGNAL = "~signal:"
+"""Begins the keys of events that an operator sent."""
+
+_LABELS = {UNDO: "undo of", SAGA: "saga", APPROVAL: "approval of", SIGNAL: "signal"}
+
 Steps = Mapping[str, Any]
 
 
 def label_of(key: str) -> str:
-    """Return the name of a record for people: that of an undo or a saga is the engine's own."""
-    if key.startswith(UNDO):
-        return f"undo of {key.removeprefix(UNDO)}"
-    return f"saga {key.removeprefix(SAGA)}" if key.startswith(SAGA) else key
+    """Return the name of a record for people, if its own is one of the engine's."""
+    for prefix, label in _LABELS.items():
+        if key.startswith(prefix):
+            return f"{label} {key.removeprefix(prefix)}"
+    return key
 
 
 def rollback_of(snapshot: Snapshot) -> Rollback | None:

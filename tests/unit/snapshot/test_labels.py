@@ -1,0 +1,19 @@
+"""Names of the engine's own records, as people see them."""
+
+import pytest
+
+from perdure.snapshot.rollback import label_of
+
+
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("charge", "charge"),
+        ("~undo:charge", "undo of charge"),
+        ("~saga:booking", "saga booking"),
+        ("~approve:wire", "approval of wire"),
+        ("~signal:af00", "signal af00"),
+    ],
+)
+def test_a_record_has_a_name_for_people(key: str, label: str) -> None:
+    assert label_of(key) == label

@@ -114,14 +114,14 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "integrations": (
         (
             "_agent_calls",
+            "_messages",
             "_responses",
             "langgraph",
             "logging",
-            "mcp",
             "opentelemetry",
             "sqlalchemy",
         ),
-        ("openai_agents", "pydantic_ai", "starlette"),
+        ("mcp", "openai_agents", "pydantic_ai", "starlette"),
         ("fastapi",),
     ),
     "operations": (

@@ -265,4 +265,7 @@ def as_keyvalue(store: KeyValueStore | AsyncKeyValue, parameter: str = "store") 
     ):
         return DriverKeyValue(store)
     expected = "an object with get, set, delete, exists and keys, or a py-key-value-aio driver"
-    raise InvalidArgument(parameter, store, expected)
+    hint = (
+        "A store of runs is none; perdure.stores.sqlite.SqliteKeyValue(path), for example, is one"
+    )
+    raise InvalidArgument(parameter, store, expected, hint)

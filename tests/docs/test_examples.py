@@ -44,6 +44,8 @@ def test_the_first_program_of_the_readme_survives(here: Path) -> None:
     finished = subprocess.run([sys.executable, "shop.py"], capture_output=True, check=True)
     assert finished.stdout.decode() in readme
     assert finished.stdout == b"shipping, with receipt 1\nOk('parcel 7')\n"
+    again = subprocess.run([sys.executable, "shop.py"], capture_output=True, check=True)
+    assert again.stdout == b"Ok('parcel 7')\n"
 
 
 @pytest.mark.slow

@@ -37,6 +37,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not leads_somewhere(page, link)] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_every_row_of_a_table_is_one_line(page: Path) -> None:
+    rows = re.findall(r"^ *\|.*$", prose_of(page), re.MULTILINE)
+    assert [row for row in rows if not row.endswith("|")] == []
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     reached, queue = set[Path](), [ROOT / "docs" / "index.md"]
     while queue:

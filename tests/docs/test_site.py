@@ -13,6 +13,7 @@ from scripts.site.diagrams import draw, edges_in
 from scripts.site.hooks import MODULES, public_names
 from tests.docs.test_snippets import ROOT
 
+CONFIG = (ROOT / "mkdocs.yml").read_text()
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src"}
 
 
@@ -75,6 +76,13 @@ def test_the_search_finds_guides_and_names(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text()
     assert "guides/queues.html" in index
     assert "reference/api/perdure.html#perdure.Runtime" in index
+
+
+def test_the_index_of_guides_has_the_sections_and_pages_of_the_navigation() -> None:
+    [nav] = re.findall(r"- guides/index\.md\n(.*?)^  - Concepts:", CONFIG, re.DOTALL | re.MULTILINE)
+    index = (ROOT / "docs" / "guides" / "index.md").read_text()
+    listed = re.findall(r"^## (.+)$|^\| \[.+?\]\((\S+?)\)", index, re.MULTILINE)
+    assert listed == re.findall(r"- (.+):$|- guides/(\S+)$", nav, re.MULTILINE)
 
 
 def test_a_diagram_has_a_box_for_each_name_and_a_line_for_each_arrow() -> None:

@@ -511,9 +511,7 @@ async def test_an_operator_answers_by_run(store: MemoryStore) -> None:
     runtime, operations = Runtime(store, workflows=[gates]), Operations(store, via="cli")
     await runtime.trigger(gates, 5, run_id="r")
     outcome = await operations.approve("r", by="ana", why="checked")
-    assert (
-        outcome.sentence == "The answer to '~approve:wire' counts. A worker will continue the run."
-    )
+    assert outcome.sentence == "Answered 'approval of wire'. A worker will continue the run."
     assert (await finished(runtime)).output == "5 to ana"
     snapshot: Any = await store.load("r")
     (act,) = snapshot["metadata"]["acts"]

@@ -16,6 +16,7 @@ from langgraph.types import Command, interrupt
 from perdure.errors import InvalidArgument, StoreCorrupted
 from perdure.integrations.langgraph import PerdureSaver
 from perdure.keyvalue import KeyValueStore, MemoryKeyValue
+from perdure.stores import MemoryStore
 from perdure.stores.sqlite import SqliteKeyValue
 
 
@@ -179,3 +180,18 @@ async def test_a_foreign_value_is_reported_with_its_key() -> None:
     await store.set("langgraph/c/1//x", "no JSON")
     with pytest.raises(StoreCorrupted, match="langgraph/c/1//x"):
         await PerdureSaver(store).aget_tuple({"configurable": {"thread_id": "1"}})
+
+
+def test_synchronous_calls_say_what_to_call() -> None:
+    compiled = graph(PerdureSaver(MemoryKeyValue()))
+    config = {"configurable": {"thread_id": "1"}}
+    with pytest.raises(NotImplementedError, match="call ainvoke"):
+        compiled.invoke({"log": []}, config)
+    with pytest.raises(NotImplementedError, match="call ainvoke"):
+        compiled.get_state(config)
+
+
+def test_a_store_of_runs_is_refused() -> None:
+    store: Any = MemoryStore()
+    with pytest.raises(InvalidArgument, match="SqliteKeyValue"):
+        PerdureSaver(store)

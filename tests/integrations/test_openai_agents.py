@@ -24,6 +24,7 @@ from agents.testing import assistant_message, function_call
 from agents.tool import LocalShellTool
 from openai import BadRequestError, InternalServerError
 
+import perdure
 from perdure import Run, Runtime, Step, workflow
 from perdure.integrations.openai_agents import DurableRunner
 from perdure.stores import MemoryStore
@@ -388,6 +389,24 @@ async def test_what_cannot_be_recorded_is_refused(tmp_path: Any) -> None:
 
     assert "LocalShellTool" in str((await run(shell)).error)
     assert "to_input_list" in str((await run(session)).error)
+
+
+async def test_a_step_inside_a_tool_fails_the_run() -> None:
+    """The SDK tells the model about errors of tools; a mistake in the code is not for the model."""
+    called = 0
+
+    @function_tool
+    async def ask() -> None:
+        nonlocal called
+        called += 1
+        step = perdure.current()
+        assert step is not None
+        await step.sleep("wait", "1d")
+
+    agent = shop(Script(calls(0, ("ask", {})), says("done")), ask)
+    failed = await run(asking(agent, tool={"retry": 3}))
+    assert "inside the function of step 'shop__call_tool:ask'" in str(failed.error)
+    assert (failed.status, called) == ("failed", 1)
 
 
 async def test_converting_an_agent_leaves_it_as_it_was() -> None:

@@ -407,6 +407,17 @@ async def test_a_runtime_that_exists_can_be_instrumented(backend: Backend) -> No
     assert [span.name for span in backend.spans] == ["trigger ship", "run ship", "step pack"]
 
 
+async def test_a_runtime_is_instrumented_once(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = backend.telemetry()
+    runtime = Runtime(workflows=[ship], around=[telemetry])
+    assert instrument(runtime) is telemetry
+    await runtime.trigger(ship)
+    assert len(backend.named("run ship")) == 1
+    assert "already instrumented" in caplog.text
+
+
 async def test_every_new_runtime_can_be_instrumented_once(backend: Backend) -> None:
     instrumentor = PerdureInstrumentor()
     for _ in range(2):

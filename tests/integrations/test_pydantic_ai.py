@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from fastmcp import FastMCP
@@ -411,6 +411,11 @@ def test_bad_options_are_refused(options: Any) -> None:
         PerdureDurability(model=options)
 
 
+def test_an_unknown_mode_of_parallel_tools_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="'parallel' or"):
+        PerdureDurability(parallel_tools=cast(Any, "fast"))
+
+
 async def test_bad_options_of_a_tool_name_the_tool() -> None:
     agent = shop(Script(calls(("pay", {}))))
 
@@ -528,6 +533,7 @@ async def test_a_step_inside_a_tool_that_is_a_step_is_refused() -> None:
 
     failed = await run(asking(agent))
     assert "inside" in str(failed.error)
+    assert "metadata={'perdure': False}" in failed.traceback
 
 
 # --- Kinds of tools, models and outputs

@@ -24,7 +24,7 @@ SECTIONS = {
         "show": Entry("show:show", "Show a run: its facts, its steps on a timeline, its error."),
         "why": Entry("runs:why", "Say in one sentence why a run is where it is."),
         "watch": Entry("watching:watch", "Print what a run does until it ends."),
-        "top": Entry("watching:top", "Show the overview, continuously; q ends it."),
+        "top": Entry("watching:top", "Show the overview continuously; press q to quit."),
         "errors": Entry("runs:errors", "Group the failed runs by error."),
         "agenda": Entry("runs:agenda", "Show what wakes next, and what runs wait for."),
         "approvals": Entry("approvals:approvals", "List the approvals that runs wait for."),
@@ -40,7 +40,9 @@ SECTIONS = {
         "reject": Entry("approvals:reject", "Reject what a run asks for."),
         "answer": Entry("approvals:answer", "Answer a callback of a run."),
         "cancel": Entry("changes:cancel", "Cancel runs."),
-        "retry": Entry("changes:retry", "Continue failed runs; what ended them runs again."),
+        "retry": Entry(
+            "changes:retry", "Continue failed runs; the steps that ended them run again."
+        ),
         "wake": Entry("changes:wake", "End a sleep now, or let a wait time out."),
         "pause": Entry("changes:pause", "Hold runs: they begin no step until they are resumed."),
         "resume": Entry("changes:resume", "Let paused runs continue."),
@@ -56,7 +58,7 @@ SECTIONS = {
     },
     "Run": {
         "dev": Entry("dev:dev", "Run worker and dashboard, and restart them when a file changes."),
-        "worker": Entry("working:worker", "Drive runs of an application."),
+        "worker": Entry("working:worker", "Run a worker for an application."),
         "dashboard": Entry("serving:dashboard", "Serve the dashboard."),
         "demo": Entry("demo:demo", "Run a sample shop with the dashboard."),
     },
@@ -123,7 +125,7 @@ def load(entry: Entry) -> click.Command:
     invoke_without_command=True,
     params=shared_options(of_root=True),
     context_settings={"auto_envvar_prefix": "PERDURE", "help_option_names": ["-h", "--help"]},
-    epilog="Without a command it prints an overview of the store.",
+    epilog="Without a command, perdure prints an overview of the store.",
 )
 @click.pass_context
 def root(context: click.Context) -> None:

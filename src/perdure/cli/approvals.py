@@ -58,7 +58,7 @@ async def _answer(settings: Settings, verb: str, run_id: str, **arguments: Any) 
 @ID
 @WAIT
 @option("--choice", metavar="OPTION", help="The option that is chosen.")
-@option("--value", metavar="JSON", help="What the run is told besides.")
+@option("--value", metavar="JSON", help="A value to pass to the run with the answer.")
 @NOTE
 async def approve(
     settings: Settings,

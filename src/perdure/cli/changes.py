@@ -33,12 +33,19 @@ WHY = option("--why", default="", metavar="TEXT", help="The reason, which is rec
 WHY_REQUIRED = option("--why", required=True, metavar="TEXT", help="The reason, which is recorded.")
 
 _OPTIONS = (
-    option("--where", metavar="QUERY", help="Change all runs that match, instead of ids."),
+    option(
+        "--where", metavar="QUERY", help="Change all runs that match this query, instead of ids."
+    ),
     option("--dry-run", is_flag=True, help="Only show what would happen."),
     option("--rate", metavar="10/s", help="With --where: how many runs to change per second."),
-    option("--limit", type=click.IntRange(1), default=1000, help="With --where: refuse more runs."),
-    option("--all", "every", is_flag=True, help="With --where: however many runs match."),
-    option("-y", "--yes", is_flag=True, help="With --where: do not ask."),
+    option(
+        "--limit",
+        type=click.IntRange(1),
+        default=1000,
+        help="With --where: refuse if more runs match.",
+    ),
+    option("--all", "every", is_flag=True, help="With --where: without a limit."),
+    option("-y", "--yes", is_flag=True, help="With --where: do not ask for confirmation."),
 )
 
 
@@ -244,7 +251,7 @@ def _finish(settings: Settings, last: BulkProgress, done: str) -> None:
 
 
 @change("cancelled")
-@option("--no-undo", is_flag=True, help="Do not undo steps, also of a run that is undoing them.")
+@option("--no-undo", is_flag=True, help="Do not undo steps; end a rollback that has begun.")
 def cancel(no_undo: bool) -> dict[str, Any]:
     """Cancel runs; steps that can be undone are undone first."""
     return {"undo": not no_undo}
@@ -252,7 +259,7 @@ def cancel(no_undo: bool) -> dict[str, Any]:
 
 @change("retried")
 def retry() -> dict[str, Any]:
-    """Continue failed runs; what ended them runs again."""
+    """Continue failed runs; the steps that ended them run again."""
     return {}
 
 

@@ -24,14 +24,12 @@ async def demo(settings: Settings, port: int) -> None:
 
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
         url = f"sqlite:///{Path(folder) / 'shop.db'}"
-        message(settings, "Filling the shop with a day and a half of orders.")
-        await seed_past(url)
-        async with (
-            open_store(url) as store,
-            living_shop(url, say=lambda text: message(settings, printable(text))),
-            serve(store, port=port, person=settings.by) as address,
-        ):
-            click.echo(f"Dashboard     {address}")
-            click.echo("Press Ctrl-C to close the shop.")
-            webbrowser.open(address)
-            await until_signalled()
+        # The dashboard comes first: a port in use is reported before the shop is filled.
+        async with open_store(url) as store, serve(store, port=port, person=settings.by) as address:
+            message(settings, "Filling the shop with a day and a half of orders.")
+            await seed_past(url)
+            async with living_shop(url, say=lambda text: message(settings, printable(text))):
+                click.echo(f"Dashboard     {address}")
+                click.echo("Press Ctrl-C to close the shop.")
+                webbrowser.open(address)
+                await until_signalled()

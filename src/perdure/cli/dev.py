@@ -17,6 +17,7 @@ from random import SystemRandom
 import click
 
 from perdure.cli.context import Settings, command, message
+from perdure.cli.failures import USAGE
 from perdure.cli.serving import PORT, TOKEN
 from perdure.cli.terminal import keys, within
 from perdure.clock import SystemClock
@@ -45,14 +46,14 @@ async def dev(settings: Settings, app: str | None, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, happenings.put_nowait, "q")
     with keys(happenings):
-        await Parent(settings, port, happenings).run()
+        code = await Parent(settings, port, happenings).run()
+    click.get_current_context().exit(code)
 
 
 class Parent:
     """Starts the child, and starts it again when asked to.
 
-    A happening is a key (`o`, `r`, `q`), the path of a file that changed, or empty when the child
-    ended by itself.
+    A happening is a key (`o`, `r`, `q`) or the path of a file that changed.
     """
 
     def __init__(self, settings: Settings, port: int, happenings: asyncio.Queue[str]) -> None:
@@ -60,10 +61,11 @@ class Parent:
         self._port = port
         self._happenings = happenings
         self._child: Process | None = None
+        self._code = 0
         self._token = SystemRandom().randbytes(16).hex()
 
-    async def run(self) -> None:
-        """Run until `q` is pressed or a signal arrives."""
+    async def run(self) -> int:
+        """Run until `q` is pressed or a signal arrives, and return the exit code."""
         watching = detached(self._watch_files())
         try:
             await self._start()
@@ -72,6 +74,7 @@ class Parent:
         finally:
             watching.cancel()
             await self._stop()
+        return self._code
 
     async def _handle(self, happening: str) -> None:
         if happening == "o":
@@ -93,11 +96,17 @@ class Parent:
         await self._stop()
         self._child = child
         self._tell("g")
-        detached(self._wait_for(child))
+        detached(self._wait_for(child, is_first=not options))
 
-    async def _wait_for(self, child: Process) -> None:
+    async def _wait_for(self, child: Process, is_first: bool) -> None:
         code = await child.wait()
-        if child is self._child:
+        if child is not self._child:
+            return
+        if is_first and code == USAGE:
+            # No change of a file repairs a port in use or a wrong option.
+            self._code = code
+            self._happenings.put_nowait("q")
+        else:
             text = f"The application ended with code {code}. It starts again when a file changes."
             message(self._settings, text)
 

@@ -45,4 +45,6 @@ def explain(error: Exception) -> str:
     """Return what to print for an error: its message, in terms of commands."""
     if isinstance(error, RunNotFound):
         return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
+    if isinstance(error, RunConflict):
+        return f"run {error.run_id!r} exists already; choose another --id"
     return str(error)

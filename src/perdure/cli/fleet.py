@@ -152,7 +152,7 @@ async def resume_queue(settings: Settings, name: str, why: str) -> None:
 )
 @WHY
 async def limit_queue(settings: Settings, name: str, n: int | None, of: LimitOf, why: str) -> None:
-    """Let workers use another number for a limit; without N the declared one.
+    """Override a limit; without N, return to the declared one.
 
     It takes effect within 10 seconds. With --of steps, NAME is that of a Limit.
     """

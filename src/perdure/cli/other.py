@@ -16,7 +16,7 @@ from perdure.version import __version__
 async def doctor(settings: Settings) -> None:
     """Look for problems and say how to fix them.
 
-    It prints nothing and exits with 0 if all is well.
+    It prints nothing and exits with 0 if there are none.
     """
     async with insights(settings) as ask:
         findings = await ask.check()

@@ -194,7 +194,7 @@ async def acts(settings: Settings, query: tuple[str, ...], limit: int, after: st
 
 @command
 @click.argument("run_id", metavar="ID")
-@option("--reveal", is_flag=True, help="Include values that are redacted otherwise.")
+@option("--reveal", is_flag=True, help="Include redacted values.")
 async def export(settings: Settings, run_id: str, reveal: bool) -> None:
     """Print a run as a bundle that can be imported elsewhere."""
     async with insights(settings, reveal=reveal) as ask:

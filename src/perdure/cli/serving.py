@@ -27,7 +27,7 @@ PORT = option("--port", type=click.IntRange(0, 65535), default=8765, show_defaul
 @option("--host", default="127.0.0.1", show_default=True)
 @PORT
 @option("--auth", metavar="MODULE:NAME", help="The hook that decides who may do what.")
-@option("--read-only", is_flag=True, help="Let no one change anything.")
+@option("--read-only", is_flag=True, help="Allow no changes.")
 @option("--open", "opens", is_flag=True, help="Open it in a browser.")
 async def dashboard(
     settings: Settings, host: str, port: int, auth: str | None, read_only: bool, opens: bool

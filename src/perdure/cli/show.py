@@ -25,7 +25,7 @@ from perdure.insights.model import (
 )
 from perdure.insights.terms import Term
 from perdure.insights.words import count_words, tally_words
-from perdure.snapshot.rollback import label_of
+from perdure.snapshot.labels import label_of
 
 MOST_STEPS = 200
 NARROWEST_BAR = 12
@@ -35,7 +35,7 @@ _CHILDREN = 5
 @command
 @click.argument("run_id", metavar="ID")
 @option("--step", metavar="KEY", help="Show one step in full.")
-@option("--reveal", is_flag=True, help="Show values that are redacted otherwise.")
+@option("--reveal", is_flag=True, help="Show redacted values.")
 async def show(settings: Settings, run_id: str, step: str | None, reveal: bool) -> None:
     """Show a run: its facts, its steps on a timeline, its error.
 

@@ -59,9 +59,11 @@ async def start(
 @click.argument("run_id", metavar="ID")
 @option("--at", metavar="STEP", help="The first step that runs again; without it, all do.")
 @option("--id", "new_id", metavar="ID", help="The id of the new run.")
-@option("--payload", metavar="JSON", help="Another input.")
-@option("--value", "values", multiple=True, metavar="STEP=JSON", help="Another value of a step.")
-@option("--version", type=int, help="Another version of the workflow.")
+@option("--payload", metavar="JSON", help="Replace the input.")
+@option(
+    "--value", "values", multiple=True, metavar="STEP=JSON", help="Replace the value of a step."
+)
+@option("--version", type=int, help="Use another version of the workflow.")
 @WHY_REQUIRED
 async def fork(
     settings: Settings,
@@ -91,7 +93,7 @@ async def fork(
 
 @command
 @click.argument("file", type=click.File(encoding="utf-8"))
-@option("--id", "run_id", metavar="ID", help="Another id.")
+@option("--id", "run_id", metavar="ID", help="Use another id for the run.")
 @WHY
 async def import_run(settings: Settings, file: IO[str], run_id: str | None, why: str) -> None:
     """Create a run from an exported bundle; - reads it from stdin."""

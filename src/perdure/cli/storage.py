@@ -39,7 +39,7 @@ async def info(settings: Settings) -> None:
 
 @command
 async def check(settings: Settings) -> None:
-    """Look for problems of the store; print nothing and exit with 0 if all is well."""
+    """Check the store; print nothing and exit with 0 if there are no problems."""
     async with insights(settings) as ask:
         findings = await ask.check()
     print_findings(settings, [each for each in findings if each.code in OF_STORE])
@@ -112,8 +112,8 @@ def _schemas(database: str, table: str) -> Sequence[sqlite.Schema | postgres.Sch
 
 
 @command
-@option("--older-than", metavar="DURATION", help="How long a run is over: 30d.")
-@option("--policy", is_flag=True, help="Those that the keep= of their workflows no longer keeps.")
+@option("--older-than", metavar="DURATION", help="How long ago runs must have ended, such as 30d.")
+@option("--policy", is_flag=True, help="Delete what the keep= of each workflow no longer keeps.")
 @option("--status", "statuses", multiple=True, type=click.Choice(OVER), help="Only these runs.")
 @option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @option("--dry-run", is_flag=True, help="Only count them.")
@@ -127,7 +127,7 @@ async def prune(
     dry_run: bool,
     why: str,
 ) -> None:
-    """Delete runs that are over for long.
+    """Delete runs that ended long ago.
 
     With --policy and --dry-run, print what would be deleted of each workflow and status.
     """

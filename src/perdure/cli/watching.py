@@ -65,7 +65,7 @@ def _attention_line(attention: Attention) -> str:
 
 @command
 async def top(settings: Settings) -> None:
-    """Show the overview, continuously; q ends it."""
+    """Show the overview continuously; press q to quit."""
     if not sys.stdout.isatty():
         raise Failure("top needs a terminal; `perdure` alone prints the overview", USAGE)
     from rich.live import Live

@@ -21,7 +21,9 @@ CONCURRENCY = 100
 @option("--concurrency", type=click.IntRange(1), help="How many runs at once, by default 100.")
 @option("--until-idle", is_flag=True, help="Stop when nothing is due and nothing is running.")
 @option("--once", is_flag=True, help="Continue the runs that are due now, then stop.")
-@option("--health", metavar="HOST:PORT", help="Answer GET requests here: 200, or 503 draining.")
+@option(
+    "--health", metavar="HOST:PORT", help="Answer health checks here: 200, or 503 while draining."
+)
 async def worker(
     settings: Settings,
     app: str | None,
@@ -30,7 +32,7 @@ async def worker(
     once: bool,
     health: str | None,
 ) -> None:
-    """Drive runs of an application.
+    """Run a worker for an application.
 
     The first SIGTERM or Ctrl-C drains the worker; the second releases its runs at once.
     """

@@ -217,7 +217,10 @@ class OneTimeToken:
             )
         token = request.query_params.get("token", "")
         if self._is_used or not hmac.compare_digest(token.encode(), self.token.encode()):
-            text = "Open the address with the token that the terminal shows. It works once.\n"
+            text = (
+                "Open the address that the terminal shows. Its token lets in one browser; "
+                "to use another one, restart the command.\n"
+            )
             return PlainTextResponse(text, 403)
         self._is_used = True
         response = _to_root(request)

@@ -1,6 +1,7 @@
 """A server for the dashboard alone, as the commands `dashboard`, `dev` and `demo` start it."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -62,7 +63,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        hint = f"{error.strerror}. Choose another port"
+        # Of this error, asyncio's text and the system's differ.
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "Another process uses it" if in_use else error.strerror
+        hint = f"{reason}. Choose another port, or 0 for any free one"
         raise InvalidArgument("port", port, "a free port", hint) from error
 
 

@@ -104,15 +104,17 @@ class Leaf:
     """A step that is being executed: what its function may ask about itself.
 
     `path` is the branch its record belongs to: an explicit key is one identity in the whole run.
+    `refusal` is set if its function has called a step or a wait.
     """
 
-    __slots__ = ("attempt", "branch", "call", "id", "path")
+    __slots__ = ("attempt", "branch", "call", "id", "path", "refusal")
 
     id: str
     branch: Branch
     call: str
     path: str
     attempt: int
+    refusal: NestedStep
 
 
 def join_path(path: str, name: str) -> str:
@@ -208,7 +210,8 @@ class Branches:
             # The loop's task factory was replaced during the run, so the task was not registered.
             return self._branch_of(current_task(), position.branch)
         if isinstance(position, Leaf) and position.branch.branches is self:
-            raise NestedStep(id, position.id)
+            position.refusal = NestedStep(id, position.id)
+            raise position.refusal
         if position is not None:
             raise WrongRun(run_id, id)
         return self._branch_of(current_task(), self.root)

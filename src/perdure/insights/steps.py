@@ -14,7 +14,8 @@ from perdure.insights.preview import preview
 from perdure.insights.redaction import Path, Redact
 from perdure.insights.rows import read_time
 from perdure.snapshot import Snapshot
-from perdure.snapshot.rollback import UNDO, label_of
+from perdure.snapshot.labels import label_of
+from perdure.snapshot.rollback import UNDO
 from perdure.validation import RESERVED
 
 _COUNT = re.compile(r"(?:#\d+|\[\d+\])+$")

@@ -31,7 +31,7 @@ from perdure.presence import WorkerPresence, worker_id
 from perdure.runtime.schedule_workflow import SCHEDULE
 from perdure.snapshot import PendingWait, is_over, open_waits
 from perdure.snapshot.asks import is_ask
-from perdure.snapshot.rollback import label_of
+from perdure.snapshot.labels import label_of
 
 Rule: TypeAlias = Callable[[RunState], Why | None]
 

@@ -6,7 +6,8 @@ from typing import Any, TypedDict, cast
 from perdure.clock import Duration
 from perdure.engine.branches import Branch
 from perdure.engine.step import Step
-from perdure.errors import InvalidArgument
+from perdure.engine.tasks import POSITION
+from perdure.errors import InvalidArgument, NestedStep
 from perdure.limits import Cost, Limit, as_cost
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
 
@@ -82,8 +83,19 @@ class AgentCalls:
         return branch
 
 
+def raise_refusal() -> None:
+    """Raise the error of a step or wait that the function of the current step has called.
+
+    A library that tells the model about the errors of tools would hide this one.
+    """
+    if (refusal := getattr(POSITION.get(), "refusal", None)) is not None:
+        raise refusal
+
+
 def _policy(retry: Retry | int | None, is_final: Callable[[Exception], bool]) -> Retry | None:
     """Return how often a step is retried; a whole policy of the user decides for itself."""
     if retry is None or isinstance(retry, Retry):
         return retry
-    return Retry(retry, retry_if=lambda error: not is_final(error))
+    return Retry(
+        retry, retry_if=lambda error: not (isinstance(error, NestedStep) or is_final(error))
+    )

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from perdure import codec
 from perdure.errors import CodecError, InvalidArgument, MissingDependency, StoreCorrupted
 from perdure.keyvalue import AsyncKeyValue, GetMany, KeyValueStore, as_keyvalue
-from perdure.validation import check_random
+from perdure.validation import check_prefix, check_random
 
 try:
     from langchain_core.runnables import RunnableConfig
@@ -78,8 +78,14 @@ class PerdureSaver(BaseCheckpointSaver[str]):
     ) -> None:
         super().__init__(serde=serde)
         self._store = as_keyvalue(store)
-        self._prefix = prefix.replace("*", "%2A")
+        self._prefix = check_prefix(prefix).replace("*", "%2A")
         self._random = SystemRandom() if random is None else check_random(random)
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Refuse a call of a synchronous method of the graph, each of which begins with this."""
+        raise NotImplementedError(
+            "PerdureSaver is async only: call ainvoke, astream, aget_state, … of the graph"
+        )
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest one of its thread."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from perdure import codec
 from perdure.clock import isoformat
 from perdure.errors import CodecError, InvalidArgument, MissingDependency, PerdureError, RunNotFound
+from perdure.integrations._messages import public_message
 from perdure.runtime.client import Client
 from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run
@@ -94,7 +95,7 @@ class _RunTools:
                 # Also with a Runtime, which would otherwise wait until the run ends.
                 run = await Starter.trigger(self.client, definition, payload, run_id=run_id)
             except PerdureError as error:
-                raise ToolError(str(error)) from error
+                raise ToolError(public_message(error)) from error
             return self._described(run)
 
         keyword = Parameter.KEYWORD_ONLY
@@ -127,17 +128,17 @@ class _RunTools:
             # Not that of a Runtime, which would continue the run here.
             result = await Client.signal(self.client, run_id, event, payload, dedup_id=dedup_id)
         except PerdureError as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(public_message(error)) from error
         return {"run_id": run_id, "delivery": result.delivery.value}
 
     async def _find(self, run_id: str) -> Run:
         try:
             run = await self.client.get_run(run_id)
         except PerdureError as error:
-            raise ToolError(str(error)) from error
+            raise ToolError(public_message(error)) from error
         if run is None or run.workflow not in self.workflows:
             # Whether a run of another workflow exists is not the model's business.
-            raise ToolError(str(RunNotFound(run_id)))
+            raise ToolError(public_message(RunNotFound(run_id)))
         return run
 
     def _described(self, run: Run) -> dict[str, Any]:

@@ -12,7 +12,12 @@ from typing import Any, cast
 
 from perdure.engine.step import Step, current
 from perdure.errors import CodecError, InvalidArgument, MissingDependency, PerdureError
-from perdure.integrations._agent_calls import AgentCalls, StepOptions, check_options
+from perdure.integrations._agent_calls import (
+    AgentCalls,
+    StepOptions,
+    check_options,
+    raise_refusal,
+)
 
 try:
     import openai
@@ -295,6 +300,7 @@ async def _call_tool(
 async def _invoked(invoke: Any, context: ToolContext[Any], arguments: str) -> Any:
     """Call a tool and return what is recorded of its output."""
     output = await invoke(context, arguments)
+    raise_refusal()
     outputs: Sequence[Any] = output if isinstance(output, list) else [output]
     if outputs and all(isinstance(each, _OUTPUTS) for each in outputs):
         data = [cast(BaseModel, each).model_dump(mode="json") for each in outputs]

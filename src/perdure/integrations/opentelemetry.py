@@ -282,7 +282,15 @@ class _Metrics:
 
 
 def instrument(runtime: Client, **options: Any) -> OpenTelemetry:
-    """Add an `OpenTelemetry` with these options to a runtime or client that exists."""
+    """Add an `OpenTelemetry` with these options to a runtime or client that exists.
+
+    One that has an `OpenTelemetry` already keeps it, with a warning: two would count everything
+    twice.
+    """
+    for each in runtime.around:
+        if isinstance(each, OpenTelemetry):
+            logger.warning("instrument: this %s is already instrumented", type(runtime).__name__)
+            return each
     telemetry = OpenTelemetry(**options)
     runtime.add_middleware(telemetry)
     return telemetry

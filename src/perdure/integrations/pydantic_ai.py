@@ -9,10 +9,10 @@ Outside a run the capability changes nothing.
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from perdure.engine.step import Step, current
-from perdure.errors import CodecError, MissingDependency, PerdureError
+from perdure.errors import CodecError, InvalidArgument, MissingDependency, NestedStep, PerdureError
 from perdure.integrations._agent_calls import AgentCalls, StepOptions, check_options
 
 try:
@@ -44,6 +44,7 @@ __all__ = ["PerdureDurability", "StepOptions"]
 ParallelTools: TypeAlias = Literal["parallel", "parallel_ordered_events", "sequential"]
 
 _METADATA = "perdure"
+_NESTED = f"A tool that calls steps or waits must not be a step: metadata={{{_METADATA!r}: False}}"
 _KINDS: frozenset[ToolsetKind] = frozenset({"function", "mcp", "dynamic"})
 
 _ERRORS = tuple(
@@ -117,14 +118,18 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
     ) -> object:
         # Not set before the run of the agent has begun.
         calls = _CALLS.get() or AgentCalls(_workflow_step(), self._agent_name)
-        return await calls.perform(
-            name,
-            body,
-            options=config,
-            is_final=_is_final,
-            errors=_ERRORS,
-            tool_call=_place_of_tool_call(cache_key),
-        )
+        try:
+            return await calls.perform(
+                name,
+                body,
+                options=config,
+                is_final=_is_final,
+                errors=_ERRORS,
+                tool_call=_place_of_tool_call(cache_key),
+            )
+        except NestedStep as error:
+            error.add_note(_NESTED)
+            raise
 
 
 class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
@@ -172,6 +177,9 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
         self._model_options = check_options(model, "model")
         self._tool_options = check_options(tool, "tool")
         self._event_options = check_options(event, "event")
+        if parallel_tools not in get_args(ParallelTools):
+            modes = " or ".join(map(repr, get_args(ParallelTools)))
+            raise InvalidArgument("parallel_tools", parallel_tools, modes)
         self._parallel_tools: ParallelTools = parallel_tools
 
     @property

@@ -23,6 +23,7 @@ import msgspec
 from perdure import errors
 from perdure.clock import Clock
 from perdure.engine.tasks import cancel_and_wait, detached
+from perdure.integrations._messages import public_message
 from perdure.integrations._responses import (
     EventReceipt,
     Problem,
@@ -283,13 +284,12 @@ async def _answer(call: Callable[[], Awaitable[Response]]) -> Response:
     except _Unreadable as error:
         return refusal(error.status, str(error))
     except errors.StoreUnavailable as error:
-        # The message says where the store is, which is not for everyone.
         logger.warning("a request was refused: %s", error)
-        return refusal(503, "The store is unavailable. Try again.", headers={"Retry-After": "5"})
+        return refusal(503, public_message(error), headers={"Retry-After": "5"})
     except errors.PerdureError as error:
         for kind, status in _STATUSES:
             if isinstance(error, kind):
-                return refusal(status, str(error), getattr(error, "errors", ()))
+                return refusal(status, public_message(error), getattr(error, "errors", ()))
         raise
 
 

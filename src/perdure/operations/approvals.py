@@ -6,6 +6,7 @@ from perdure.operations.runs import RunOperations, check_json
 from perdure.runtime.acts import copy_acts
 from perdure.runtime.answers import Answer, find_approval, find_token, send_answer
 from perdure.snapshot.asks import read_token
+from perdure.snapshot.labels import label_of
 from perdure.validation import check_id
 
 
@@ -60,7 +61,7 @@ class ApprovalOperations(RunOperations):
         act = self.act(verb, answer.by, answer.note, asked.id)
         await send_answer(self.store, token, answer.with_act(act))
         await copy_acts(self.store, asked.run_id, [act])
-        sentence = f"The answer to {asked.id!r} counts. A worker will continue the run."
+        sentence = f"Answered {label_of(asked.id)!r}. A worker will continue the run."
         return Outcome(asked.run_id, verb, "done", None, sentence)
 
     async def _token(self, run_id: str, wait: str | None) -> str:

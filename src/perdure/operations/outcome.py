@@ -51,13 +51,13 @@ _DONE = {
     "unpause": "Resumed. A worker will continue the run.",
     "retry": "A worker will run the failed steps again.",
     "wake": "Woken. A worker will continue the run.",
-    "signal": "Event {step!r} is delivered.",
-    "complete_step": "Step {step!r} is completed by hand.",
-    "skip_step": "Step {step!r} is skipped: it returns None.",
-    "fail_step": "Step {step!r} fails by hand.",
+    "signal": "Event {step!r} delivered.",
+    "complete_step": "Step {step!r} completed by hand.",
+    "skip_step": "Step {step!r} skipped: it returns None.",
+    "fail_step": "Step {step!r} failed by hand.",
     "retry_step": "A worker will run step {step!r} again.",
     "rewind": "Rewound to {step!r}. A worker will continue the run there.",
-    "edit_payload": "The payload is replaced.",
+    "edit_payload": "Payload replaced.",
 }
 
 _WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "rewind", "wake"}

@@ -38,7 +38,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
-class Wait(msgspec.Struct, frozen=True):
+class Wait(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A wait of a suspended run: for a time, an event, or an event until a time.
 
     For the next attempt of a step, `attempt` is the number of the one that failed with `error`.
@@ -76,7 +76,7 @@ class RollbackInfo(msgspec.Struct, frozen=True):
     failures: dict[str, str] = {}
 
 
-class StepInfo(msgspec.Struct, frozen=True):
+class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """One recorded step of a run's history. `traceback` is the text of a failed step's, `run` the
     id of a run that the step started or waited for. `undo` says that it can be undone; the record
     of its undo has the key `~undo:<key>`.
@@ -96,7 +96,7 @@ class StepInfo(msgspec.Struct, frozen=True):
     undo: bool = False
 
 
-class Run(msgspec.Struct, Generic[T_co], frozen=True):
+class Run(msgspec.Struct, Generic[T_co], frozen=True, repr_omit_defaults=True):
     """A run as it was when it was read.
 
     `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while

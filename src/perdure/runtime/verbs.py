@@ -29,6 +29,7 @@ from perdure.runtime.rollbacks import (
 from perdure.snapshot import UNCHECKED, PendingWait, Snapshot, StepRecord
 from perdure.snapshot.acts import acts_of
 from perdure.snapshot.asks import is_ask
+from perdure.snapshot.labels import SIGNAL
 from perdure.snapshot.record import encode_failure
 
 _MAX_WAS = 200
@@ -197,7 +198,7 @@ def _signal(run: RunEdit, request: Request) -> str:
     """Add an event to the run as a record that the next wait for it receives."""
     _check_not_over(run, request)
     check_not_undoing(run, request)
-    key = f"~signal:{request.id}"
+    key = SIGNAL + request.id
     if key in run.history:
         raise AppliedBefore(run.run_id, request.verb)
     facts: Any = {

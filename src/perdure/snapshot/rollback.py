@@ -18,13 +18,6 @@ SAGA = "~saga:"
 Steps = Mapping[str, Any]
 
 
-def label_of(key: str) -> str:
-    """Return the name of a record for people: that of an undo or a saga is the engine's own."""
-    if key.startswith(UNDO):
-        return f"undo of {key.removeprefix(UNDO)}"
-    return f"saga {key.removeprefix(SAGA)}" if key.startswith(SAGA) else key
-
-
 def rollback_of(snapshot: Snapshot) -> Rollback | None:
     """Return why a run is being undone, or was; `None` if it never was."""
     return snapshot["execution"].get("rollback")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import warnings
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,10 @@ def perdure_deps() -> object:
 
 @pytest.fixture
 def perdure_runtime(
-    request: pytest.FixtureRequest, perdure_store: OpenedStore, perdure_deps: object
+    request: pytest.FixtureRequest,
+    perdure_store: OpenedStore,
+    perdure_deps: object,
+    _perdure_stubs: list[Stubs],
 ) -> Runtime:
     """A runtime on `perdure_store`, with the workflows and stubs of the marker."""
     from perdure.runtime.runtime import SUSPEND_AFTER, Runtime
@@ -101,7 +105,7 @@ def perdure_runtime(
         perdure_store,
         workflows=_workflows(request.node),
         deps=perdure_deps,
-        around=_stubs(request.node),
+        around=_perdure_stubs,
         clock=_clock(request),
         # A wait that is spent in memory would never end on a clock that stands still.
         suspend_after=0 if _takes_a_clock(request.config) else SUSPEND_AFTER,
@@ -119,7 +123,7 @@ def perdure_worker(perdure_runtime: Runtime) -> Worker:
 
 @pytest.fixture
 def perdure_crashes(
-    request: pytest.FixtureRequest, perdure_deps: object
+    request: pytest.FixtureRequest, perdure_deps: object, _perdure_stubs: list[Stubs]
 ) -> Callable[..., Awaitable[Exploration]]:
     """`explore_crashes` with the workflows and stubs of the marker, on a store in memory."""
     from perdure.testing import explore_crashes
@@ -127,10 +131,33 @@ def perdure_crashes(
     return functools.partial(
         explore_crashes,
         deps=perdure_deps,
-        around=_stubs(request.node),
+        around=_perdure_stubs,
         workflows=_workflows(request.node),
         always_replay=_always_replay(request.config),
     )
+
+
+@pytest.fixture
+def _perdure_stubs(request: pytest.FixtureRequest) -> Iterator[list[Stubs]]:
+    """The stubs of the test, which warn if one of its own was for no step that ran."""
+    stubs = _stubs(request.node)
+    yield stubs
+    # A module's stubs need not be for every test. Without a step that ran, nothing has happened
+    # that a stub should have prevented.
+    own = [mark for mark in request.node.own_markers if mark.name == _MARK]
+    named = {step for mark in own for step in mark.kwargs.get("steps", ())}
+    for each in stubs:
+        if each.executed and (unused := each.unused & named):
+            warnings.warn(
+                f"stubs that no step used: {_listed(unused)}; "
+                f"steps that ran without a stub: {_listed(each.executed)}",
+                pytest.PytestWarning,
+                stacklevel=1,
+            )
+
+
+def _listed(steps: set[str]) -> str:
+    return ", ".join(map(repr, sorted(steps)))
 
 
 @pytest.fixture

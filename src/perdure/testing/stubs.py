@@ -16,17 +16,24 @@ class Stubs(Middleware):
     raises is recorded, like the outcome of the step.
 
         Runtime(store, around=[Stubs({"charge": "receipt 1", "ship": ShippingDown()})])
+
+    `unused` has the ids whose steps have not run so far, `executed` those of steps without a stub
+    that have.
     """
 
     def __init__(self, steps: Mapping[str, Any]) -> None:
         if not isinstance(steps, Mapping) or not all(isinstance(step, str) for step in steps):
             raise InvalidArgument("steps", steps, 'a mapping of step ids: {"charge": "receipt 1"}')
         self._steps = dict(steps)
+        self.unused = set(self._steps)
+        self.executed = set[str]()
 
     async def around_step(self, step: StepContext, call: Call) -> Any:
         """Return or raise what stands in for the step, or execute it if nothing does."""
         if step.id not in self._steps:
+            self.executed.add(step.id)
             return await call()
+        self.unused.discard(step.id)
         stub = self._steps[step.id]
         if isinstance(stub, BaseException) or _is_exception_class(stub):
             raise stub

@@ -106,7 +106,8 @@ def test_start_waits_until_a_timeout(perdure: Perdure) -> None:
 
 
 def test_an_existing_id_is_refused(perdure: Perdure) -> None:
-    perdure("start", "order", "x=1", "--id", "done", code=5)
+    done = perdure("start", "order", "x=1", "--id", "done", code=5)
+    assert "choose another --id" in done.stderr
 
 
 def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:

@@ -103,6 +103,14 @@ def test_broken_code_waits_for_a_change(app: Path) -> None:
         dev.expect("Worker restarted in")
 
 
+def test_a_port_in_use_ends_it() -> None:
+    with background("dashboard", "--port", PORT) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        dev = run("dev", "orders:runtime", "--port", PORT)
+    assert (dev.returncode, "Another process uses it" in dev.stderr) == (2, True)
+
+
 def test_a_memory_store_is_a_warning(app: Path) -> None:
     app.write_text(app.read_text().replace("sqlite:///shop.db", "memory://"))
     with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:

@@ -54,8 +54,11 @@ def test_a_port_in_use_is_explained() -> None:
     with background("dashboard", "--port", str(port := free_port())) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        second = run("dashboard", "--port", str(port))
-    assert (second.returncode, "Choose another port" in second.stderr) == (2, True)
+        for command in ("dashboard", "demo"):
+            second = run(command, "--port", str(port))
+            assert (second.returncode, second.stdout) == (2, "")
+            assert "Another process uses it. Choose another port" in second.stderr
+            assert "Filling" not in second.stderr
 
 
 def test_open_opens_the_page_of_a_run(browser: Path) -> None:

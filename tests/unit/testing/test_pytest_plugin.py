@@ -57,6 +57,27 @@ async def test_order(perdure_runtime): pass
     result.stdout.fnmatch_lines(["*use @pytest.mark.perdure(steps=*"])
 
 
+def test_a_stub_for_a_misspelled_step_is_a_warning(run_tests: Run) -> None:
+    """Otherwise the step itself would run unnoticed. A module's stubs are for some of its tests."""
+    result = run_tests("""
+pytestmark = pytest.mark.perdure(steps={"elsewhere": None})
+
+@pytest.mark.perdure(steps={"chrge": None})
+async def test_order(perdure_runtime):
+    await perdure_runtime.trigger(order, 1)
+
+@pytest.mark.perdure(steps={"charge": None})
+async def test_another(perdure_runtime):
+    await perdure_runtime.trigger(order, 1)
+
+@pytest.mark.perdure(steps={"chrge": None})
+async def test_crashes(perdure_crashes):
+    await perdure_crashes(order, 1)
+""")
+    result.assert_outcomes(passed=3, errors=2)  # warnings are errors in these projects
+    result.stdout.fnmatch_lines(["*stubs that no step used: 'chrge'; *without a stub: 'charge'*"])
+
+
 def test_a_worker_drives_the_workflows_of_the_marker(run_tests: Run) -> None:
     result = run_tests("""
 @pytest.mark.perdure(workflows=[order], steps={"charge": "stubbed"})

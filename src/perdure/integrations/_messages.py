@@ -1,0 +1,21 @@
+"""What callers outside the application may know about an error."""
+
+from perdure.errors import PerdureError, RunConflict, RunNotFound, StoreUnavailable
+
+
+def public_message(error: PerdureError) -> str:
+    """Return the message of an error without the payload of another caller's run, which a conflict
+    shows, and without the address of the store.
+    """
+    match error:
+        case RunNotFound():
+            return f"There is no run {error.run_id!r}."
+        case RunConflict():
+            return (
+                f"Run {error.run_id!r} exists already, with another workflow or payload. "
+                "Choose another id."
+            )
+        case StoreUnavailable():
+            return "The store is unavailable. Try again."
+        case _:
+            return str(error)

@@ -1,0 +1,25 @@
+"""Names for people of the records that the engine makes itself."""
+
+from perdure.snapshot.asks import APPROVE, NOTIFY
+from perdure.snapshot.rollback import SAGA, UNDO
+
+SIGNAL = "~signal:"
+"""Begins the keys of events that an operator sent."""
+
+_LABELS = {
+    UNDO: "undo of",
+    SAGA: "saga",
+    SIGNAL: "signal",
+    f"{APPROVE}:": "approval of",
+}
+
+
+def label_of(key: str) -> str:
+    """Return the name of a record for people, if its own is one of the engine's."""
+    if key.startswith(NOTIFY):
+        # After the prefix stand the numbers of the question and of the reminder.
+        return f"notification of {label_of(key.partition(':')[2])}"
+    for prefix, label in _LABELS.items():
+        if key.startswith(prefix):
+            return f"{label} {label_of(key.removeprefix(prefix))}"
+    return key

@@ -2,18 +2,23 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import unquote
 
 from perdure.cli.context import Settings
 from perdure.cli.discovery import NO_STORE, opened_app, opened_store, runtime_of, store_url
+from perdure.cli.failures import UNREACHABLE, Failure
 from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.operations import Operations
 
 
 @asynccontextmanager
 async def insights(settings: Settings, *, reveal: bool = False) -> AsyncGenerator[Insights, None]:
-    """Open the store for questions."""
-    async with opened_store(settings) as (store, url):
-        yield Insights(store, redact=NOTHING_REDACTED if reveal else Redact(), url=url)
+    """Open the store for questions, which create no file."""
+    if (url := store_url(settings)) is not None:
+        _check_exists(url)
+    async with opened_store(settings) as (store, name):
+        yield Insights(store, redact=NOTHING_REDACTED if reveal else Redact(), url=name)
 
 
 @asynccontextmanager
@@ -31,3 +36,13 @@ async def operations(settings: Settings) -> AsyncGenerator[Operations, None]:
         act = Operations(url or runtime.store, via="cli", workflows=runtime.registry.definitions)
         async with act:
             yield act
+
+
+def _check_exists(url: str) -> None:
+    """Raise if the URL is that of a file or directory that does not exist: it may be misspelled."""
+    scheme, _, path = url.partition("://")
+    if scheme == "sqlite":
+        path = path.removeprefix("/")
+    if scheme in ("sqlite", "file") and path and not Path(unquote(path)).exists():
+        text = f"there is no store {url}; commands that start runs or workers create one"
+        raise Failure(text, UNREACHABLE)

@@ -1,6 +1,8 @@
 """Commands that create runs: start, fork and import."""
 
+import difflib
 import json
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
@@ -12,6 +14,7 @@ from perdure.cli.formatting import printable
 from perdure.cli.output import Output
 from perdure.cli.payloads import parse_json, parse_pairs, parse_payload
 from perdure.cli.watching import follow_run
+from perdure.errors import UnknownWorkflow
 from perdure.insights import Insights
 from perdure.operations import KEEP
 
@@ -39,6 +42,8 @@ async def start(
     The payload is JSON, or pairs: email=a@b.c count:=3. With --app it is checked first.
     """
     async with operations(settings) as act:
+        if act.workflow_names:
+            _check_known(workflow, act.workflow_names, settings.app)
         outcome = await act.start(
             workflow,
             parse_payload(payload),
@@ -53,6 +58,14 @@ async def start(
             message(settings, printable(answer.sentence))
         if wait:
             await follow_run(settings, Insights(act.store), outcome.run_id, timeout)
+
+
+def _check_known(workflow: str, names: Sequence[str], app: str | None) -> None:
+    """Raise if the application does not have the workflow: no worker would ever claim the run."""
+    if workflow not in names:
+        close = difflib.get_close_matches(workflow, names, n=1)
+        known = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+        raise UnknownWorkflow(workflow, f"{app} has no workflow {workflow!r}; {known}")
 
 
 @command

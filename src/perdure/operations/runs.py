@@ -67,6 +67,11 @@ class RunOperations:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def workflow_names(self) -> tuple[str, ...]:
+        """The names of the workflows whose definitions are known here."""
+        return tuple(self._starter.registry.names)
+
     async def close(self) -> None:
         """Close the store if it was opened from a URL."""
         await self._starter.close()

@@ -115,6 +115,12 @@ def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:
     assert "payload" in perdure(*app, "start", "order", "[1]", code=2).stderr
 
 
+def test_with_an_app_a_misspelled_workflow_is_not_started(perdure: Perdure) -> None:
+    app = ("--app", "tests.unit.cli.shop:runtime")
+    done = perdure(*app, "start", "ordr", "{}", code=4)
+    assert "has no workflow 'ordr'; did you mean order?" in done.stderr
+
+
 def test_fork_keeps_the_records_before_a_step(perdure: Perdure) -> None:
     perdure("fork", "broken", "--at", "ship", "--id", "again", "--payload", "{}", "--why", "x")
     facts = json.loads(perdure("show", "again", "-o", "json").stdout)

@@ -66,6 +66,13 @@ def test_pyproject_names_app_and_store(url: str, tmp_path: Path) -> None:
     assert call("ls", "-o", "ids", "done").stdout == "done\n"
 
 
+@pytest.mark.parametrize("url", ["sqlite:///shp.db", "file:///nowhere/runs"])
+def test_a_question_creates_no_store(tmp_path: Path, url: str) -> None:
+    result = call("--store", url, "ls")
+    assert (result.exit_code, f"there is no store {url}" in result.stderr) == (3, True)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_without_a_store_that_of_the_app_is_used(url: str, tmp_path: Path) -> None:
     (tmp_path / "orders.py").write_text(APP)
     assert call("--app", "orders:runtime", "ls", "-o", "ids", "done").stdout == "done\n"

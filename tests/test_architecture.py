@@ -45,7 +45,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
         ("ahead",),
         ("history",),
-        ("call", "patches"),
+        ("call", "patches", "turns"),
         ("middleware",),
         ("attempts",),
         ("execution",),

@@ -82,21 +82,36 @@ async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | 
     Return `None` if the run was suspended or broken off, as `run_to_rest` does.
     """
     known: dict[str, StepCall] = {}
+    stopped_by: BaseException | None = None
     if any(UNDO + key not in host.history for key in host.history.owed()):
         await run_to_rest(host, _replay(host, program))
-        if isinstance(host.execution.broken, StoreError | LeaseLost | Cancelled):
+        stopped_by = host.execution.broken
+        if isinstance(stopped_by, StoreError | LeaseLost | Cancelled):
             return None
         known = host.execution.undos
-    return await run_to_rest(host, _undo(host, program, known))
+    return await run_to_rest(host, _undo(host, program, known, stopped_by))
 
 
-def _undo(host: RunHost, program: Program, known: Mapping[str, StepCall]) -> Program:
-    """Return a program that undoes the steps of a run."""
+def _undo(
+    host: RunHost,
+    program: Program,
+    known: Mapping[str, StepCall],
+    stopped_by: BaseException | None,
+) -> Program:
+    """Return a program that undoes the steps of a run, and says what stopped the replay."""
 
     async def undo(step: Step) -> Failures:
         run = host.execution
         run.undos.update(known)
-        return await undo_all(run, host.history.owed())
+        if host.has_requests:
+            # They came while the function was replayed, and are applied before an undo begins.
+            host.suspension.pause()
+        failures = await undo_all(run, host.history.owed())
+        if isinstance(stopped_by, Exception):
+            unknown = (key for key in failures if key not in known)
+            stopped = [key for key in unknown if UNDO + key not in run.history]
+            failures.update(dict.fromkeys(stopped, stopped_by))
+        return failures
 
     return replace(program, body=undo, deadline=None, is_function=False)
 

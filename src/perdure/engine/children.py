@@ -80,7 +80,7 @@ async def start_run(
     """Start a run; the record and the item in the outbox are one write."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     children = children_of(run, "step.start")
     await begin_call(run, call)
     try:

@@ -26,6 +26,7 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.middleware import Around
 from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.engine.turns import Turns
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
 from perdure.errors import (
     CodecError,
@@ -58,8 +59,6 @@ from perdure.snapshot.record import (
 from perdure.validation import RESERVED, check_text, check_unreserved
 
 _STEP_NAME = "the step's name, a non-empty string"
-_TURNS = 100
-"""How many iterations of the event loop other branches get to be replayed."""
 
 
 class Execution:
@@ -95,6 +94,7 @@ class Execution:
         "retries",
         "run_id",
         "saga_failures",
+        "turns",
         "types",
         "undos",
         "unknown_undos",
@@ -144,8 +144,10 @@ class Execution:
         self._broken: BaseException | None = None
         self._over = self._warned = False
         self.replayed = self.retries = 0
-        self.gated = self.pausing = self.replays_only = False
+        self.pausing = self.replays_only = False
         self.unknown_undos = set(history.owed()) if history.marked else set()
+        self.gated = bool(self.unknown_undos)
+        self.turns = Turns(history, self.unknown_undos)
         self.undos: dict[str, StepCall] = {}
         self.saga_failures: dict[str, BaseException] = {}
         self._keys_in_use: dict[str, asyncio.Event] = {}
@@ -249,7 +251,7 @@ class Execution:
         done = self._keys_in_use[key] = asyncio.Event()
         try:
             if (found := self.recorded(call) or await self._cached(call, key)) is not None:
-                return self.replay(call, *found)
+                return await self.answer(call, *found)
             return await self._execute(call)
         finally:
             del self._keys_in_use[key]
@@ -325,7 +327,7 @@ class Execution:
     async def _execute(self, call: StepCall) -> Any:
         found = self.recorded(call)
         if found is not None:
-            if self.unknown_undos:
+            if self.gated:
                 return await self.answer(call, *found)
             return self.replay(call, *found)
         if call.gate is not None:
@@ -386,6 +388,9 @@ class Execution:
             await scope.stop(call)
         if self.pausing and (self.replays_only or not is_wait):
             await self.hold(call)
+        if call.kind != "undo":
+            # What is recorded happened before this call.
+            await self.take_turn(call)
 
     def add_undo(self, call: StepCall, key: str) -> None:
         """Remember how a recorded step is undone."""
@@ -410,16 +415,26 @@ class Execution:
         return result.unwrap()
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it after other branches have shown their undos.
-
-        A failure may make the function cancel them, which happens later when it is first raised.
-        """
-        if not record["ok"] and not call.prompt:
-            for _ in range(_TURNS):
-                if not self.unknown_undos:
-                    break
-                await self.clock.sleep(0)
+        """Return what a record says, or raise it, after other branches have shown their undos."""
+        if self.unknown_undos:
+            # At once: the call may be cancelled while it waits.
+            self.find_undo(call)
+        await self.take_turn(call, key)
         return self.replay(call, key, record)
+
+    async def take_turn(self, call: StepCall, key: str | None = None) -> None:
+        """Let other branches come as far as they were when this record was made.
+
+        Without a record, they come as far as their records go.
+        """
+        if self.turns.matter and len(self.branches.tasks) > 1:
+            with self.turns.wait(call.wait_id(), key, is_new=call.kind != "race"):
+                await self.hold(call)
+
+    def end_turn(self) -> None:
+        """Let the next of the calls that wait for their turn continue."""
+        assert self.host is not None, "only a run with undos waits for turns"
+        self.host.resume_branch(self.turns.next())
 
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))

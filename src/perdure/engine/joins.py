@@ -80,8 +80,9 @@ async def run_each(
                     raise
                 failures[index] = error
                 if not collect:
-                    # Recorded calls answer without yielding, in order: a replay gets here before it
-                    # could start a call that the first run did not.
+                    # Recorded calls answer without yielding, in order, or in the order of their
+                    # records: a replay gets here before it could start a call that the first run
+                    # did not.
                     for _, skipped in todo:
                         run.find_undo(skipped)
                     _skip(run, flattened(todo))
@@ -166,9 +167,11 @@ async def race(
             return await _replay_all(run, call, racers)
         if found is None:
             return await _decide(run, call, parent, racers)
-        winner = _recorded_winner(run, call, racers, *found)
+        winner = None if not found[1]["ok"] else _recorded_winner(run, call, racers, *found)
         _replay_losers(run, [racer for racer in racers if racer is not winner])
-        _, task = await _first_to_end(run, [winner])
+        if winner is None:
+            return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
+        _, task = await _first_to_end(run, call, [winner], found[0])
         return winner.name, task.result()
     finally:
         _discard(run, work)
@@ -178,7 +181,7 @@ async def _decide(
     run: Execution, call: StepCall, parent: Branch, racers: Sequence[Racer]
 ) -> tuple[Name, Any]:
     run.begin(call)
-    winner, task = await _first_to_end(run, racers)
+    winner, task = await _first_to_end(run, call, racers)
     run.branches.begin(call)
     try:
         answered = _answered(run, winner, racers)
@@ -254,7 +257,9 @@ def _retrieve(task: Task) -> None:
         task.exception()
 
 
-async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:
+async def _first_to_end(
+    run: Execution, call: StepCall, racers: Sequence[Racer], key: str | None = None
+) -> tuple[Racer, Task]:
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
     If several ended in one iteration of the event loop, it is the first of them in their order.
@@ -265,6 +270,8 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     tasks = [racer.start() for racer in racers]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # The others may have come further before a crash than they have now.
+        await run.take_turn(call, key)
     finally:
         below = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *below])

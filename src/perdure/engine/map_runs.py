@@ -89,7 +89,7 @@ class RunMap:
             return []
         if (found := self._run.recorded(self._call)) is not None:
             # It raises again what it raised; otherwise the function has seen these results.
-            self._retried_at = self._run.replay(self._call, *found)
+            self._retried_at = await self._run.answer(self._call, *found)
             self._is_seen = True
         await self._start_all()
         calls = self._result_calls()
@@ -113,7 +113,7 @@ class RunMap:
             if found is None:
                 facts = await self._start_chunk(call, first)
             else:
-                facts = self._run.replay(call, *found)
+                facts = await self._run.answer(call, *found)
             self._check_same(call, facts)
             self._base, self._event = facts["base"], facts["event"]
             first += facts["count"]
@@ -227,7 +227,7 @@ class RunMap:
         for number, call in enumerate(calls):
             found = run.recorded(call)
             if found is not None:
-                outcomes += run.replay(call, *found)
+                outcomes += await run.answer(call, *found)
                 continue
             if reported is None:
                 reported = await self._reported()

@@ -243,11 +243,21 @@ async def _undo(run: Execution, key: str) -> None:
 
 
 def _without_value(fn: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return an undo as a function of a step whose value need not be recorded."""
+    """Return an undo as a function of a step whose value need not be recorded.
+
+    One that is cancelled from within, such as by a task that it awaits, has failed.
+    """
 
     @wraps(fn)
     async def undo(value: Any) -> Any:
-        result = await invoke(fn, (value,))
+        task = asyncio.current_task()
+        requests = 0 if task is None else task.cancelling()
+        try:
+            result = await invoke(fn, (value,))
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > requests:
+                raise
+            raise PerdureError("the undo was cancelled, and not by its run") from error
         return result if isinstance(result, Err) else None
 
     return undo

@@ -24,7 +24,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     """Spend a sleep or wait for an event, once; its end is a record like any other."""
     found = run.recorded(call)
     if found is not None:
-        return run.replay(call, *found)
+        return await run.answer(call, *found)
     if run.gated:
         await run.gate(call, is_wait=True)
     run.begin(call)

@@ -7,7 +7,8 @@ A program is JSON: a list of nodes, each a list that begins with its kind.
     ["all" | "gather" | "group", [nodes, …]]
     ["race", id, [nodes, …]]
     ["map", id, items, failing]
-    ["sleep", id, duration]    ["wait", id]    ["cancel", id]    ["raise"]    ["caught", nodes]
+    ["sleep", id, duration]    ["wait", id]    ["cancel", id]    ["caught", nodes]
+    ["raise"] or ["raise", id], after a step
 """
 
 import asyncio
@@ -139,7 +140,10 @@ async def _cancel(step: Step, id: str) -> None:
     await step(id, WORLD.cancel, step.run_id)
 
 
-async def _raise(step: Step) -> None:
+async def _raise(step: Step, id: str = "") -> None:
+    if id:
+        # In a branch, others come as far as they were when this was recorded.
+        await step(id, do, id, True)
     raise Planned("the function")
 
 
@@ -220,6 +224,8 @@ class _Author:
         random = self._random
         if random.random() < 0.15:
             return ["sleep", self._id(), "1h"]
+        if random.random() < 0.05:
+            return ["raise", self._id()]
         undo = random.choice(["ok", "ok", "ok", "flaky", "broken", ""])
         return ["do", self._id(), undo, random.random() > 0.12]
 
@@ -251,6 +257,20 @@ NAMED: dict[str, list[Node]] = {
     ],
     "items after one that failed": [["map", "m", 4, 0]],
     "branches that a failure cancels": [["group", [[SOON, FAIL], [A, B, LATER], [C]]]],
+    "branches that the function cancels": [
+        ["group", [[SOON, ["raise"]], [["gather", [[A], [B]]], LATER], [C]]]
+    ],
+    "a scope whose branches it cancels": [
+        ["saga", "s", [["group", [[SOON, ["raise"]], [["gather", [[A], [B]]], LATER]]]], True],
+        C,
+        FAIL,
+    ],
+    "a race that failed": [["race", "r", [[A, ["gather", [[B], [C]]], LATER], [SOON, FAIL]]]],
+    "a scope with a race that failed": [
+        ["saga", "s", [["race", "r", [[A, LATER], [SOON, FAIL]]]], True],
+        B,
+        ["cancel", "d"],
+    ],
     "nested scopes": [["saga", "s", [A, ["saga", "t", [B], False], C, FAIL], True], ["raise"]],
     "scopes in branches": [
         ["all", [[["saga", "s", [A, FAIL], True]], [["saga", "t", [B], True]], [C]]],

@@ -1,6 +1,7 @@
 """Approvals, callbacks and gated steps: what is asked, who may answer, and what counts."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from perdure import (
 )
 from perdure.errors import CodecError, InvalidArgument, MissingAbility, RunNotFound
 from perdure.operations import Operations
-from perdure.store import Query
+from perdure.store import NewMessage, Query, Receipt
 from perdure.stores.memory import MemoryStore
 from perdure.testing import TestClock
 from perdure.workflow import Workflow
@@ -521,3 +522,36 @@ async def test_approvals_work_on_every_store(every_store: Any) -> None:
     (winner,) = (n for n, each in enumerate(results) if not isinstance(each, Exception))
     assert run.output[1] == f"caller {winner}"
     assert (await runtime.approvals()).approvals == ()
+
+
+class SlowStore(MemoryStore):
+    """A store that takes a while to send messages."""
+
+    async def send(self, messages: Sequence[NewMessage], /) -> list[Receipt]:
+        await asyncio.sleep(0.05)
+        return await super().send(messages)
+
+
+async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None:
+    """As anyio does; the function sees a cancellation, nothing else."""
+    seen: list[type[BaseException]] = []
+
+    @workflow("impatient")
+    async def impatient(step: Step) -> str:
+        asking = asyncio.create_task(_ask(step))
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        try:
+            await asking
+        except BaseException as error:  # noqa: BLE001  # whatever the function sees
+            seen.append(type(error))
+        return "done"
+
+    run = await Runtime(SlowStore(), workflows=[impatient]).trigger(impatient)
+    assert (run.output, seen) == ("done", [asyncio.CancelledError])
+
+
+async def _ask(step: Step) -> None:
+    await step.approval("ship", "Ship?")

@@ -164,7 +164,11 @@ class RunHost(calls.RunHost, ABC):
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
         """Answer a wait of this run itself, unless it has been answered; return what counts."""
-        (first,) = await finish(detached(conclude(self.session, self.id, [wait], outcome)))
+        try:
+            (first,) = await finish(detached(conclude(self.session, self.id, [wait], outcome)))
+        except Interrupted as interrupted:
+            (first,) = interrupted.answer
+            raise Interrupted(first) from None
         return first
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:

@@ -38,6 +38,7 @@ from perdure.result import Result
 from perdure.snapshot import ExecutionBlock, Rollback, rewinds_of, set_generation
 from perdure.snapshot.patches import forget_patches
 from perdure.snapshot.record import encode_failure, result_of
+from perdure.snapshot.rewind import kept_before
 from perdure.snapshot.rollback import (
     UNDO,
     first_of,
@@ -153,15 +154,14 @@ def drop_from(history: History, start: str) -> tuple[list[str], bool]:
 
     Return their keys, and whether the run is in its next generation: one of them had succeeded.
     """
-    keys = list(history)
-    later = keys[keys.index(start) :]
-    dropped = [key for key in later if not history.get(key).get("unclaimed")]
+    keys, kept = list(history), set(kept_before(history.steps(), start))
+    dropped = [key for key in keys if key not in kept and not history.get(key).get("unclaimed")]
     is_next = any(history.get(key)["ok"] for key in dropped)
     if is_next:
         # What succeeded runs again: its idempotency key must not answer with the old effect.
         history.metadata["rewinds"] = rewinds_of(history.metadata) + 1
         set_generation(history.metadata, history.generation + 1)
-    forget_patches(history.metadata, keys, len(keys) - len(later))
+    forget_patches(history.metadata, keys, keys.index(start))
     history.drop(dropped)
     history.forget_waits()
     history.rollback = None

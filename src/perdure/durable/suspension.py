@@ -249,6 +249,9 @@ class Suspension:
             self._held_since = None
             return False
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
+        if not at_work and self._run.replays_only and turns.matter:
+            # A timeout of its own code may let it continue, as it did the first time.
+            at_work = list(self._branches.tasks)
         if not at_work or (is_quiet and self._without_progress(at_work, patience)):
             return is_quiet
         # A run that is only replayed does not wait for its own code without end.

@@ -462,8 +462,13 @@ class _Asking:
         return value
 
     async def _fail(self, error: Exception) -> Any:
-        with self._in_flight():
-            return await self._run.fail(self._call, error)
+        try:
+            with self._in_flight():
+                return await self._run.fail(self._call, error)
+        except Exception:
+            if self._cancelled and self._run.live:
+                raise asyncio.CancelledError from None
+            raise
 
     @contextmanager
     def _in_flight(self) -> Generator[None]:

@@ -26,7 +26,7 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.middleware import Around
 from perdure.engine.target import ChildRuns
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.engine.turns import Turns
+from perdure.engine.turns import Rank, Turns
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
 from perdure.errors import (
     CodecError,
@@ -390,7 +390,7 @@ class Execution:
             await self.hold(call)
         if call.kind != "undo":
             # What is recorded happened before this call.
-            await self.take_turn(call)
+            await self.take_turn(call, Rank.NEW)
 
     def add_undo(self, call: StepCall, key: str) -> None:
         """Remember how a recorded step is undone."""
@@ -419,16 +419,13 @@ class Execution:
         if self.unknown_undos:
             # At once: the call may be cancelled while it waits.
             self.find_undo(call)
-        await self.take_turn(call, key)
+        await self.take_turn(call, Rank.SUCCESS if record["ok"] else Rank.FAILURE, key)
         return self.replay(call, key, record)
 
-    async def take_turn(self, call: StepCall, key: str | None = None) -> None:
-        """Let other branches come as far as they were when this record was made.
-
-        Without a record, they come as far as their records go.
-        """
+    async def take_turn(self, call: StepCall, rank: Rank, key: str = "") -> None:
+        """Let other branches come as far as they were when this call was made."""
         if self.turns.matter and len(self.branches.tasks) > 1:
-            with self.turns.wait(call.wait_id(), key, is_new=call.kind != "race"):
+            with self.turns.wait(call.wait_id(), rank, key):
                 await self.hold(call)
 
     def end_turn(self) -> None:

@@ -14,6 +14,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
 from perdure.engine.sagas import LostBranch
 from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
+from perdure.engine.turns import Rank
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
@@ -166,12 +167,16 @@ async def race(
         if found is None and run.gated and run.stops:
             return await _replay_all(run, call, racers)
         if found is None:
-            return await _decide(run, call, parent, racers)
+            try:
+                return await _decide(run, call, parent, racers)
+            except asyncio.CancelledError:
+                _note_unseen(run, racers)
+                raise
         winner = None if not found[1]["ok"] else _recorded_winner(run, call, racers, *found)
         _replay_losers(run, [racer for racer in racers if racer is not winner])
         if winner is None:
             return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
-        _, task = await _first_to_end(run, call, [winner], found[0])
+        _, task = await _first_to_end(run, call, [winner])
         return winner.name, task.result()
     finally:
         _discard(run, work)
@@ -258,7 +263,7 @@ def _retrieve(task: Task) -> None:
 
 
 async def _first_to_end(
-    run: Execution, call: StepCall, racers: Sequence[Racer], key: str | None = None
+    run: Execution, call: StepCall, racers: Sequence[Racer]
 ) -> tuple[Racer, Task]:
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
@@ -271,7 +276,7 @@ async def _first_to_end(
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         # The others may have come further before a crash than they have now.
-        await run.take_turn(call, key)
+        await run.take_turn(call, Rank.RACE)
     finally:
         below = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *below])
@@ -331,6 +336,15 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
         else:
             run.unseen_events.append((branch, call))
     return below
+
+
+def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:
+    """Remember the events that only a race could have seen which was cancelled itself."""
+    for racer in racers:
+        for call in racer.waits:
+            if (key := run.history.find(call.path, call.call)) is not None:
+                call.record_key = key
+                run.unseen_events.append((racer.branch, call))
 
 
 def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dict[str, bytes]:

@@ -3,13 +3,24 @@
 What a branch does with an answer may cancel others: because of a failure in a `TaskGroup`, or of an
 exception of its own. The first time, those had come further by then: steps that were recorded
 before had been called, and others were being recorded. A replay is faster, so the answers are given
-one by one in the order of the records, each when the other branches get no further.
+one by one in the order of the records, each when the other branches get no further. Failures come
+after what succeeded, then the ends of races, then calls that have no record.
 """
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from enum import IntEnum
 
 from perdure.engine.history import History
+
+
+class Rank(IntEnum):
+    """What comes first, whatever was recorded first."""
+
+    SUCCESS = 0
+    FAILURE = 1
+    RACE = 2
+    NEW = 3
 
 
 class Turns:
@@ -25,7 +36,7 @@ class Turns:
         self._places = {key: place for place, key in enumerate(history)} if unknown else {}
         # The first one is the last of the list.
         self._expected = sorted(unknown, key=self._places.__getitem__, reverse=True)
-        self._waiting: dict[str, int] = {}
+        self._waiting: dict[str, tuple[Rank, int]] = {}
 
     def __bool__(self) -> bool:
         """Return whether a call waits for its turn."""
@@ -39,7 +50,8 @@ class Turns:
     @property
     def is_early(self) -> bool:
         """Whether a step that was recorded before the next call is expected to show its undo."""
-        return self._is_expected_before(min(self._waiting.values()))
+        _, place = min(self._waiting.values())
+        return self._is_expected_before(place)
 
     def _is_expected_before(self, place: int) -> bool:
         expected = self._expected
@@ -48,12 +60,9 @@ class Turns:
         return bool(expected) and self._places[expected[-1]] < place
 
     @contextmanager
-    def wait(self, id: str, key: str | None, *, is_new: bool) -> Generator[None]:
-        """Count a call as waiting. Those without a record come last: first what ends, then what is
-        new and begins.
-        """
-        last = len(self._places) + is_new
-        self._waiting[id] = last if key is None else self._places.get(key, last)
+    def wait(self, id: str, rank: Rank, key: str = "") -> Generator[None]:
+        """Count a call as waiting; `key` is that of its record."""
+        self._waiting[id] = rank, self._places.get(key, len(self._places))
         try:
             yield
         finally:
@@ -63,7 +72,7 @@ class Turns:
         """Return the id of the next call; steps that were recorded before it are not expected any
         more.
         """
-        id, place = min(self._waiting.items(), key=lambda each: each[1])
+        id, (_, place) = min(self._waiting.items(), key=lambda each: each[1])
         while self._is_expected_before(place):
             self._expected.pop()
         return id

@@ -204,7 +204,9 @@ class _Generator:
         body = self._body(depth)
         if self._random.random() < 0.5:
             failing = lang.Step(self._id(), self._random.choice(_SHORT), fails=9, heals=True)
-            body += (failing,)
+            # After the steps that are undone, or while they are executed and recorded.
+            beside = lang.Parallel(self._random.choice(_JOINS), (body, (failing,)))
+            body = (beside,) if self._random.random() < 0.4 else (*body, failing)
         saga = lang.Saga(self._unique("saga"), body)
         return lang.Try((saga,), self._body(depth)) if self._random.random() < 0.5 else saga
 

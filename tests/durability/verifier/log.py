@@ -22,6 +22,7 @@ Kind = Literal[
     "failed",  # the call raised a failure of the step
     "broke",  # the call raised an error of perdure that breaks the run
     "cut",  # the call was cancelled
+    "rollback",  # the store has it that the run is undone
     "undo",  # an undo begins: attempt `n`, `text` is the id of its step and its idempotency key
     "undone",  # the store has the record of an undo: `path` is the key of the step
     "kept",  # the block of a saga ended well
@@ -114,6 +115,8 @@ class Witness:
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 self._durable(entry.id, entry.data)
+                if is_undone_by(entry.data):
+                    self._log.write(Line("rollback", self._process, entry.id))
         return verdicts
 
     async def _transact(
@@ -149,6 +152,14 @@ class Witness:
         if UNDO.encode() in data:
             for key in undone_in(codec.loads(data)["steps"]):
                 self._log.write(Line("undone", self._process, run, path=key))
+
+
+def is_undone_by(data: bytes) -> bool:
+    """Return whether an entry says that the run is undone, and not that it was."""
+    if b'"rollback":' not in data:
+        return False
+    execution = codec.loads(data)["execution"]
+    return "rollback" in execution and execution["status"] == "running"
 
 
 def undone_in(steps: Mapping[str, Any]) -> list[str]:

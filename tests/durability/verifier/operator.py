@@ -156,7 +156,7 @@ class Outside:
             self._log.write(Line("answered", "op", self.run, text=wait.token, tokens=(token,)))
 
     async def _cancel(self) -> None:
-        if self._random.random() < 0.04:
+        if self._random.random() < 0.1:
             await self.runtime.clock.sleep(self._random.random() * 2)
             self._log.write(Line("cancel", "op", self.run))
             await self.runtime.cancel(self.run, reason="enough")

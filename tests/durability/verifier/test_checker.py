@@ -276,10 +276,10 @@ def test_a_step_that_is_neither_undone_nor_reported_is_found() -> None:
 
 
 def test_a_step_that_begins_after_the_rollback_is_found() -> None:
-    late = [*began("w2"), *did("2", "<w2.2>", "w2")]
+    late = [line("rollback"), *began("w2"), *did("2", "<w2.2>", "w2")]
     program = (UNDOABLE, UNDOABLE, STEP, lang.Fail())
-    undos = [undo("b", "<w1.3>"), undo("a", "<w1.2>")]
-    assert "undo" in laws(program, [*TWO, *undos, *late], ROLLED_BACK)
+    undos = [undo("b", "<w1.3>", "w2"), undo("a", "<w1.2>", "w2")]
+    assert "undo" in laws(program, [*TWO, *late, *undos], ROLLED_BACK)
 
 
 def test_a_handled_failure_that_is_undone_is_found() -> None:

@@ -1,6 +1,5 @@
 """The laws of undos, as the log of a run shows them."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -104,15 +103,10 @@ class Undos:
         return is_later and self._durable[later] < at and self.sagas(earlier) <= self.sagas(later)
 
     def _nothing_begins(self) -> Iterator[Found]:
-        """When the run is undone as a whole, no step begins any more."""
-        began: dict[str, list[int]] = defaultdict(list)
+        """When it is stored that the run is undone, no step begins any more."""
         for at in self._at["begin"]:
-            began[self._lines[at].activation].append(at)
-        outside = (at for at in self._at["undo"] if not self.sagas(self._token(at)))
-        if (first := next(outside, None)) is None:
-            return
-        for activation, positions in began.items():
-            late = [at for at in positions if not self._is_retried(first, at)]
-            if late and self._asked.get(activation, 0) > first:
-                yield "a step began after the rollback", (first, late[0])
-                return
+            asked = self._asked.get(self._lines[at].activation, 0)
+            for rollback in self._at["rollback"]:
+                if rollback < asked and not self._is_retried(rollback, at):
+                    yield "a step began after the rollback", (rollback, at)
+                    return

@@ -1,7 +1,7 @@
 """Approvals, callbacks and gated steps: what is asked, who may answer, and what counts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -555,3 +555,41 @@ async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None
 
 async def _ask(step: Step) -> None:
     await step.approval("ship", "Ship?")
+
+
+class RacingStore(MemoryStore):
+    """A store in which something happens just before a run closes a question of its own."""
+
+    before: Callable[[], Awaitable[object]] | None = None
+
+    async def send(self, messages: Sequence[NewMessage], /) -> list[Receipt]:
+        if self.before is not None and b"closed" in messages[0].payload:
+            before, self.before = self.before, None
+            await before()
+        return await super().send(messages)
+
+
+async def test_an_answer_that_comes_as_the_function_ends_stays_on_record() -> None:
+    """It was accepted: if no code sees it, an act says so."""
+    store = RacingStore()
+    client = Client(store)
+
+    async def approve() -> None:
+        run = await client.get_run("t")
+        assert run is not None
+        await client.approve(run.pending[0].token, by="ana")
+
+    @workflow("ending")
+    async def ending(step: Step) -> str:
+        asking = asyncio.create_task(_ask(step))
+        await asyncio.sleep(0.02)
+        store.before = approve
+        asking.cancel()
+        await asyncio.sleep(0)
+        return "done"
+
+    assert (await Runtime(store, workflows=[ending]).trigger(ending, run_id="t")).output == "done"
+    snapshot = await store.load("t")
+    assert snapshot is not None
+    (act,) = snapshot["metadata"]["acts"]
+    assert (act["verb"], act["by"]) == ("answer", "ana")

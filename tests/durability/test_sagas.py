@@ -340,3 +340,25 @@ async def test_a_pause_during_the_replay_comes_before_the_first_undo() -> None:
     assert ((await driving).status, undone) == ("paused", [])
     await Operations(store).unpause("t", by="ana")
     assert ((await runtime.resume("t")).status, undone) == ("failed", ["room"])
+
+
+async def test_a_branch_that_lost_keeps_no_key_from_others() -> None:
+    """It is replayed for its undos, and its keyed step does not begin."""
+
+    @workflow("keyed")
+    async def keyed(step: Step) -> str:
+        async def slow() -> None:
+            await step("room", lambda: "room", undo=lambda _: None)
+            await step("pay", asyncio.Event().wait, key="payment")
+
+        await step.race("first", slow(), step("quick", asyncio.sleep, 0.05))
+        await step.sleep("later", "1h")
+        return await step("pay", lambda: "paid", key="payment")
+
+    clock = TestClock()
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[keyed], clock=clock)
+    assert (await runtime.trigger(keyed, run_id="t")).status == "suspended"
+    await clock.advance(timedelta(hours=1))
+    async with asyncio.timeout(5):
+        (run,) = await runtime.sweep()
+    assert run.output == "paid"

@@ -245,6 +245,9 @@ class Execution:
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Perform one call of a key at a time; the calls that waited find its record."""
+        if self.gated and self.stops and self.recorded(call) is None:
+            # One that is not to begin must not keep the key from others.
+            await self.gate(call)
         # In a loop: of several that waited, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()

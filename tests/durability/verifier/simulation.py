@@ -28,7 +28,7 @@ from tests.durability.verifier.report import Tally
 
 LEASE = 1.0
 TROUBLE = 4.0
-DEADLINE = 30.0
+DEADLINE = 120.0
 COMMIT = 0.03
 RUN = "run"
 _TURN = 0.00005

@@ -238,7 +238,7 @@ async def test_code_between_two_steps_does_not_hide_an_undo() -> None:
             await asyncio.sleep(10)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(step("pay", decline))  # type: ignore[arg-type]  # a coroutine
+            group.create_task(step("pay", decline))
             group.create_task(book())
 
     run = await Runtime(MemoryStore(), workflows=[beside]).trigger(beside)
@@ -296,13 +296,16 @@ async def test_a_run_can_be_retried_after_the_undo_of_a_handled_scope() -> None:
 
 
 async def test_a_replay_that_is_refused_says_why() -> None:
-    undone: list[str] = []
+    undone: list[object] = []
     price = 100
+
+    async def pay(amount: int) -> int:
+        return amount
 
     @workflow("drifting")
     async def drifting(step: Step) -> None:
         await step("room", lambda: "room", undo=undone.append)
-        await step("pay", lambda amount: amount, price, undo=undone.append)
+        await step("pay", pay, price, undo=undone.append)
         await step.wait_for_event("never", "never")
 
     runtime = Runtime(MemoryStore(), workflows=[drifting])
@@ -362,3 +365,30 @@ async def test_a_branch_that_lost_keeps_no_key_from_others() -> None:
     async with asyncio.timeout(5):
         (run,) = await runtime.sweep()
     assert run.output == "paid"
+
+
+async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> None:
+    """Not what a branch that is older than the block starts in the meantime."""
+    done: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.1)
+        done.append("work")
+
+    @workflow("older")
+    async def older(step: Step) -> None:
+        async def beside() -> None:
+            await asyncio.sleep(0.02)
+            await asyncio.gather(step("work", work))
+
+        other = asyncio.create_task(beside())
+        try:
+            async with step.saga("booking"):
+                await step("room", lambda: "room", undo=lambda _: done.append("undo"))
+                await asyncio.sleep(0.05)
+                raise ValueError("no seat")
+        except ValueError:
+            await other
+
+    run = await Runtime(MemoryStore(), workflows=[older]).trigger(older)
+    assert (run.status, done) == ("completed", ["undo", "work"])

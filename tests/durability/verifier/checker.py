@@ -115,8 +115,8 @@ class _Checker:
             return False
         identity = self.model.identity(line.path)
         own = [token for token in line.tokens if self._owner(token) == identity]
-        is_time = isinstance(command, lang.Step | lang.Ask) and line.text.startswith("StepTimeout")
-        return not own and not (is_time and command.timeout)
+        timeout = command.timeout if isinstance(command, lang.Step | lang.Ask) else None
+        return not own and not (timeout and line.text.startswith("StepTimeout"))
 
     def _owner(self, token: str) -> str | None:
         begun = self.begun.get(token)
@@ -320,8 +320,8 @@ class _Checker:
         elif end.status == "completed":
             if wrong := end.undone - end.scopes:
                 yield self._violation("undo", f"undone although the run succeeded: {sorted(wrong)}")
-            if left := end.scopes - end.tried:
-                yield self._violation("undo", f"left by a saga: {sorted(left)}")
+            if rest := end.scopes - end.tried:
+                yield self._violation("undo", f"left by a saga: {sorted(rest)}")
             kept = {self.lines[at].path for at in self.at["kept"]}
             handled = [key for key in end.scopes if undos.sagas(marked[key]) <= kept]
             if handled and not self.cuts:

@@ -118,8 +118,7 @@ class Activation:
         """Execute the whole program."""
         self._log("activation")
         try:
-            values = [await self._do(str(n), each) for n, each in enumerate(self._program)]
-            values = _plain(values)
+            values = [_plain(await self._do(str(n), each)) for n, each in enumerate(self._program)]
         except Exception as error:
             self._log("raised", text=str(error))
             raise

@@ -54,7 +54,7 @@ class Model:
         """Return whether the program itself may cancel this call, apart from the end of the run."""
         around = [self.commands[each] for each, _ in lang.ancestors(path)]
         return any(
-            isinstance(command, lang.Race | lang.Scope)
+            isinstance(command, lang.Race | lang.Scope | lang.Saga)
             or (isinstance(command, lang.Parallel) and command.how in lang.CANCELLING)
             for command in around
         )

@@ -1,6 +1,7 @@
 """Approvals, callbacks and gated steps: what is asked, who may answer, and what counts."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from perdure import (
 )
 from perdure.errors import CodecError, InvalidArgument, MissingAbility, RunNotFound
 from perdure.operations import Operations
-from perdure.store import Query
+from perdure.store import NewMessage, Query, Receipt
 from perdure.stores.memory import MemoryStore
 from perdure.testing import TestClock
 from perdure.workflow import Workflow
@@ -549,3 +550,73 @@ async def test_approvals_work_on_every_store(every_store: Any) -> None:
     (winner,) = (n for n, each in enumerate(results) if not isinstance(each, Exception))
     assert run.output[1] == f"caller {winner}"
     assert (await runtime.approvals()).approvals == ()
+
+
+class SlowStore(MemoryStore):
+    """A store that takes a while to send messages."""
+
+    async def send(self, messages: Sequence[NewMessage], /) -> Sequence[Receipt]:
+        await asyncio.sleep(0.05)
+        return await super().send(messages)
+
+
+async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None:
+    """As anyio does; the function sees a cancellation, nothing else."""
+    seen: list[type[BaseException]] = []
+
+    @workflow("impatient")
+    async def impatient(step: Step) -> str:
+        asking = asyncio.create_task(_ask(step))
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        try:
+            await asking
+        except BaseException as error:  # noqa: BLE001  # whatever the function sees
+            seen.append(type(error))
+        return "done"
+
+    run = await Runtime(SlowStore(), workflows=[impatient]).trigger(impatient)
+    assert (run.output, seen) == ("done", [asyncio.CancelledError])
+
+
+async def _ask(step: Step) -> None:
+    await step.approval("ship", "Ship?")
+
+
+class RacingStore(MemoryStore):
+    """A store in which something happens just before a run closes a question of its own."""
+
+    before: Callable[[], Awaitable[object]] | None = None
+
+    async def send(self, messages: Sequence[NewMessage], /) -> Sequence[Receipt]:
+        if self.before is not None and b"closed" in messages[0].payload:
+            before, self.before = self.before, None
+            await before()
+        return await super().send(messages)
+
+
+async def test_an_answer_that_comes_as_the_function_ends_stays_on_record() -> None:
+    """It was accepted: if no code sees it, an act says so."""
+    store = RacingStore()
+    client = Client(store)
+
+    async def approve() -> None:
+        run = await client.get_run("t")
+        assert run is not None
+        await client.approve(run.pending[0].token, by="ana")
+
+    @workflow("ending")
+    async def ending(step: Step) -> str:
+        asking = asyncio.create_task(_ask(step))
+        await asyncio.sleep(0.02)
+        store.before = approve
+        asking.cancel()
+        await asyncio.sleep(0)
+        return "done"
+
+    assert (await Runtime(store, workflows=[ending]).trigger(ending, run_id="t")).output == "done"
+    snapshot: Any = await store.load("t")
+    (act,) = snapshot["metadata"]["acts"]
+    assert (act["verb"], act["by"]) == ("answer", "ana")

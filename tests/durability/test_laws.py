@@ -827,3 +827,25 @@ async def test_a_retry_of_a_run_that_another_process_owns_is_refused() -> None:
     await owned.save("r", snapshot)
     with pytest.raises(AlreadyRunning):
         await Runtime(owned, workflows=[w]).retry("r")
+
+
+async def test_an_event_of_a_race_that_another_race_cancels_is_not_lost() -> None:
+    """Both branches have ended when the outer race is replayed; the inner one has no verdict."""
+
+    @workflow("nested-races")
+    async def nested(step: Step) -> object:
+        async def inner() -> object:
+            await asyncio.sleep(0)
+            return await step.race("inner", step.wait_for_event("first", "go"))
+
+        await step.race("outer", inner(), step("quick", lambda: 1))
+        return await step.wait_for_event("second", "go", timeout=0)
+
+    runtime = Runtime(MemoryStore(), workflows=[nested], always_replay=True)
+    await runtime.trigger(nested, run_id="t", wait=False)
+    await runtime.signal("t", "go", "here", wait=False)
+    for _ in range(10):
+        await runtime.sweep()
+    run = await runtime.get_run("t")
+    assert run is not None
+    assert run.output == "here"

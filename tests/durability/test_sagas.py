@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 
@@ -151,7 +152,7 @@ async def test_a_child_is_undone_before_its_parent_learns_of_its_end() -> None:
     assert (run.status, events) == ("failed", ["seat", "told", "room"])
 
 
-async def _fail() -> None:
+async def _fail() -> NoReturn:
     raise ValueError("no funds")
 
 
@@ -218,3 +219,176 @@ async def test_a_question_is_closed_before_the_run_is_undone() -> None:
     assert undone == ["wired"]
     with pytest.raises(TooLate):
         await runtime.approve(token, by="ana")
+
+
+async def test_code_between_two_steps_does_not_hide_an_undo() -> None:
+    """The first time, the failure cancelled a branch that had been further by then."""
+    undone: list[str] = []
+
+    async def decline() -> None:
+        await asyncio.sleep(0.2)
+        await _fail()
+
+    @workflow("beside")
+    async def beside(step: Step) -> None:
+        async def book() -> None:
+            await step("room", lambda: "room", undo=undone.append)
+            await asyncio.sleep(0.05)
+            await step("seat", lambda: "seat", undo=undone.append)
+            await asyncio.sleep(10)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(step("pay", decline))
+            group.create_task(book())
+
+    run = await Runtime(MemoryStore(), workflows=[beside]).trigger(beside)
+    assert (run.status, undone) == ("failed", ["seat", "room"])
+    assert isinstance(run.error, ExceptionGroup)
+
+
+async def test_an_undo_that_is_cancelled_from_within_has_failed() -> None:
+    undone: list[str] = []
+
+    async def undo(part: str) -> None:
+        if part == "seat":
+            raise asyncio.CancelledError
+        undone.append(part)
+
+    @workflow("cancelling")
+    async def cancelling(step: Step) -> None:
+        async with step.saga("booking", undo_retry=1):
+            await step("room", lambda: "room", undo=undo)
+            await step("seat", lambda: "seat", undo=undo)
+        await step("pay", _fail)
+
+    run = await Runtime(MemoryStore(), workflows=[cancelling]).trigger(cancelling)
+    assert isinstance(run.error, RollbackFailed)
+    assert (list(run.error.failures), undone) == (["seat"], ["room"])
+
+
+async def test_a_run_can_be_retried_after_the_undo_of_a_handled_scope() -> None:
+    """The undo failed in the scope and worked with the run: there is nothing to start over."""
+    is_down, is_rich = True, False
+
+    async def undo(_: str) -> None:
+        if is_down:
+            raise ConnectionError("unavailable")
+
+    async def pay() -> str:
+        return "paid" if is_rich else await _fail()
+
+    @workflow("scoped")
+    async def scoped(step: Step) -> str:
+        try:
+            async with step.saga("booking", undo_retry=1):
+                await step("room", lambda: "room", undo=undo)
+                await step("seat", _fail)
+        except Exception:  # noqa: BLE001  # before and after the retry it is not the same
+            return await step("pay", pay)
+        return "booked"
+
+    runtime = Runtime(MemoryStore(), workflows=[scoped])
+    assert isinstance((await runtime.trigger(scoped, run_id="t")).error, RollbackFailed)
+    is_down = False
+    assert isinstance((await runtime.retry("t")).error, ValueError)
+    is_rich = True
+    assert (await runtime.retry("t")).output == "paid"
+
+
+async def test_a_replay_that_is_refused_says_why() -> None:
+    undone: list[object] = []
+    price = 100
+
+    async def pay(amount: int) -> int:
+        return amount
+
+    @workflow("drifting")
+    async def drifting(step: Step) -> None:
+        await step("room", lambda: "room", undo=undone.append)
+        await step("pay", pay, price, undo=undone.append)
+        await step.wait_for_event("never", "never")
+
+    runtime = Runtime(MemoryStore(), workflows=[drifting])
+    await runtime.trigger(drifting, run_id="t")
+    price = 200
+    run = await runtime.cancel("t")
+    assert isinstance(run.error, RollbackFailed)
+    assert run.error.failures["pay"].startswith("DriftError: step 'pay' was recorded with other")
+    assert undone == ["room"]
+
+
+async def test_a_pause_during_the_replay_comes_before_the_first_undo() -> None:
+    undone: list[str] = []
+    replays, goes_on = asyncio.Event(), asyncio.Event()
+    calls = 0
+
+    @workflow("paused")
+    async def paused(step: Step) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            replays.set()
+            await goes_on.wait()
+        await step("room", lambda: "room", undo=undone.append)
+        await step("pay", _fail)
+
+    store = MemoryStore()
+    runtime = Runtime(store, workflows=[paused], lease_ttl=0.3)
+    driving = asyncio.create_task(runtime.trigger(paused, run_id="t"))
+    await replays.wait()
+    await Operations(store).pause("t", by="ana", why="wait")
+    # The owner reads its inbox when it renews the lease.
+    await asyncio.sleep(0.3)
+    goes_on.set()
+    assert ((await driving).status, undone) == ("paused", [])
+    await Operations(store).unpause("t", by="ana")
+    assert ((await runtime.resume("t")).status, undone) == ("failed", ["room"])
+
+
+async def test_a_branch_that_lost_keeps_no_key_from_others() -> None:
+    """It is replayed for its undos, and its keyed step does not begin."""
+
+    @workflow("keyed")
+    async def keyed(step: Step) -> str:
+        async def slow() -> None:
+            await step("room", lambda: "room", undo=lambda _: None)
+            await step("pay", asyncio.Event().wait, key="payment")
+
+        await step.race("first", slow(), step("quick", asyncio.sleep, 0.05))
+        await step.sleep("later", "1h")
+        return await step("pay", lambda: "paid", key="payment")
+
+    clock = TestClock()
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[keyed], clock=clock)
+    assert (await runtime.trigger(keyed, run_id="t")).status == "suspended"
+    await clock.advance(timedelta(hours=1))
+    async with asyncio.timeout(5):
+        (run,) = await runtime.sweep()
+    assert run.output == "paid"
+
+
+async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> None:
+    """Not what a branch that is older than the block starts in the meantime."""
+    done: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.1)
+        done.append("work")
+
+    @workflow("older")
+    async def older(step: Step) -> None:
+        async def beside() -> None:
+            await asyncio.sleep(0.02)
+            await asyncio.gather(step("work", work))
+
+        other = asyncio.create_task(beside())
+        try:
+            async with step.saga("booking"):
+                await step("room", lambda: "room", undo=lambda _: done.append("undo"))
+                await asyncio.sleep(0.05)
+                raise ValueError("no seat")
+        except ValueError:
+            await other
+
+    run = await Runtime(MemoryStore(), workflows=[older]).trigger(older)
+    assert (run.status, done) == ("completed", ["undo", "work"])

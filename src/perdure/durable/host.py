@@ -48,6 +48,7 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
+    `has_requests` says that the inbox has requests of operators.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RunHost(calls.RunHost, ABC):
         self.outbox: Outbox | None = None
         self.around: Around | None = None
         self.leftovers: Sequence[str] = ()
+        self.has_requests = False
         self._execution: Execution | None = None
         self._reports: ReportWriter | None = None
 
@@ -167,8 +169,12 @@ class RunHost(calls.RunHost, ABC):
         self.execution.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run has been suspended and resumed."""
+        """Stop the calling branch until it is resumed, or the run was suspended and resumed."""
         await self.suspension.halt(REPLAY + key)
+
+    def resume_branch(self, key: str) -> None:
+        """Let the branch continue that was stopped under this key, if there is one."""
+        self.suspension.resume(REPLAY + key)
 
     def report(self, report: Mapping[str, Any], /) -> None:
         """Set the run's report, and show it in a document if the store has documents."""

@@ -38,6 +38,7 @@ from perdure.result import Result
 from perdure.snapshot import ExecutionBlock, Rollback, rewinds_of, set_generation
 from perdure.snapshot.patches import forget_patches
 from perdure.snapshot.record import encode_failure, result_of
+from perdure.snapshot.rewind import kept_before
 from perdure.snapshot.rollback import (
     UNDO,
     first_of,
@@ -82,21 +83,36 @@ async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | 
     Return `None` if the run was suspended or broken off, as `run_to_rest` does.
     """
     known: dict[str, StepCall] = {}
+    stopped_by: BaseException | None = None
     if any(UNDO + key not in host.history for key in host.history.owed()):
         await run_to_rest(host, _replay(host, program))
-        if isinstance(host.execution.broken, StoreError | LeaseLost | Cancelled):
+        stopped_by = host.execution.broken
+        if isinstance(stopped_by, StoreError | LeaseLost | Cancelled):
             return None
         known = host.execution.undos
-    return await run_to_rest(host, _undo(host, program, known))
+    return await run_to_rest(host, _undo(host, program, known, stopped_by))
 
 
-def _undo(host: RunHost, program: Program, known: Mapping[str, StepCall]) -> Program:
-    """Return a program that undoes the steps of a run."""
+def _undo(
+    host: RunHost,
+    program: Program,
+    known: Mapping[str, StepCall],
+    stopped_by: BaseException | None,
+) -> Program:
+    """Return a program that undoes the steps of a run, and says what stopped the replay."""
 
     async def undo(step: Step) -> Failures:
         run = host.execution
         run.undos.update(known)
-        return await undo_all(run, host.history.owed())
+        if host.has_requests:
+            # They came while the function was replayed, and are applied before an undo begins.
+            host.suspension.pause()
+        failures = await undo_all(run, host.history.owed())
+        if isinstance(stopped_by, Exception):
+            unknown = (key for key in failures if key not in known)
+            stopped = [key for key in unknown if UNDO + key not in run.history]
+            failures.update(dict.fromkeys(stopped, stopped_by))
+        return failures
 
     return replace(program, body=undo, deadline=None, is_function=False)
 
@@ -138,15 +154,14 @@ def drop_from(history: History, start: str) -> tuple[list[str], bool]:
 
     Return their keys, and whether the run is in its next generation: one of them had succeeded.
     """
-    keys = list(history)
-    later = keys[keys.index(start) :]
-    dropped = [key for key in later if not history.get(key).get("unclaimed")]
+    keys, kept = list(history), set(kept_before(history.steps(), start))
+    dropped = [key for key in keys if key not in kept and not history.get(key).get("unclaimed")]
     is_next = any(history.get(key)["ok"] for key in dropped)
     if is_next:
         # What succeeded runs again: its idempotency key must not answer with the old effect.
         history.metadata["rewinds"] = rewinds_of(history.metadata) + 1
         set_generation(history.metadata, history.generation + 1)
-    forget_patches(history.metadata, keys, len(keys) - len(later))
+    forget_patches(history.metadata, keys, keys.index(start))
     history.drop(dropped)
     history.forget_waits()
     history.rollback = None

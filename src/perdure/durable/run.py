@@ -227,10 +227,13 @@ def _prepare_retry(request: Request, history: History, snapshot: Snapshot) -> bo
     is_over = snapshot["execution"]["status"] == "failed"
     if is_over and history.rollback is not None and repeat_undos(history):
         return True
+    was_undone = is_over and history.rollback is not None
     start = first_to_repeat(history, snapshot["execution"]) if is_over else None
     if start is not None:
         drop_from(history, start)
-    return _drop_failures(request, history, snapshot) or start is not None
+    if was_undone:
+        history.rollback = None
+    return _drop_failures(request, history, snapshot) or start is not None or was_undone
 
 
 def _drop_failures(request: Request, history: History, snapshot: Snapshot) -> bool:

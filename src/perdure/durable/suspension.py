@@ -13,6 +13,8 @@ watcher suspends the run when all of this holds:
    warning names the place. If such branches keep running, the run stays in memory, and a warning
    says so once.
 
+By the same signs it finds that it is the turn of a call: see `engine/turns.py`.
+
 So a suspension cuts off no step and no write. What else the function was awaiting is cancelled with
 it, and awaited again when the run resumes.
 """
@@ -42,6 +44,8 @@ Answer: TypeAlias = Received | None
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
+LONGEST_TURN = timedelta(seconds=1)
+"""How long a call waits for its turn while code awaits neither a step nor another branch."""
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
@@ -112,8 +116,13 @@ class Suspension:
         return await self._park(pending)
 
     async def halt(self, id: str) -> None:
-        """Stop this branch until the run was suspended and resumed."""
+        """Stop this branch until it is resumed, or the run was suspended and resumed."""
         await self.wait({"id": id, "kind": "event", "event": id})
+
+    def resume(self, id: str) -> None:
+        """Let a branch continue that was stopped, if it still is."""
+        if (pending := self._pending.get(id)) is not None and self._is_pending(pending):
+            self._wake(pending, None)
 
     def add_message(self, message: Message) -> None:
         """Add a message that is not in the store's inbox."""
@@ -201,7 +210,10 @@ class Suspension:
         try:
             while self._pending and self._run.live:
                 self._stale = False
-                if await self._leaves_memory():
+                if await self._gets_no_further():
+                    if self._run.live and self._run.turns:
+                        self._run.end_turn()
+                        continue
                     if self._run.live:
                         # A branch may be held before a step that passes a token on, or, with
                         # `always_replay`, after the record of the answer.
@@ -223,22 +235,40 @@ class Suspension:
         finally:
             self._watcher = None
 
-    async def _leaves_memory(self) -> bool:
-        if self._suspend_after is None:
+    async def _gets_no_further(self) -> bool:
+        """Return whether the run leaves memory, or a call that waits for its turn continues."""
+        turns = self._run.turns
+        patience = LONGEST_TURN if turns else self._suspend_after
+        if patience is None:
             return False
         is_quiet = await self._branches_are_quiet()
+        if turns and not is_quiet:
+            # Nothing says so when they are.
+            self._stale = True
+        if turns and is_quiet and not turns.is_early:
+            return True
         # After the await: a branch may have begun a step in the meantime.
-        if not self._may_leave(self._suspend_after):
+        if not self._may_leave(patience):
             self._held_since = None
             return False
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
-        if not at_work or (is_quiet and self._without_progress(at_work, self._suspend_after)):
+        if not at_work and self._run.replays_only and turns.matter:
+            # A timeout of its own code may let it continue, as it did the first time.
+            at_work = list(self._branches.tasks)
+        if not at_work or (is_quiet and self._without_progress(at_work, patience)):
             return is_quiet
         # A run that is only replayed does not wait for its own code without end.
-        return self._note_held(at_work, self._suspend_after) and self._run.replays_only
+        return self._note_held(at_work, patience) and self._is_replayed
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether branches are replayed only for the undos of their steps."""
+        return self._run.replays_only or bool(self._run.turns)
 
     def _may_leave(self, suspend_after: timedelta) -> bool:
         """Return whether nothing is in flight and the next wake time is far away."""
+        if self._run.turns:
+            return True
         if self._branches.in_flight or not self._pending:
             return False
         wake_at = self._next_wake()
@@ -254,7 +284,7 @@ class Suspension:
         if self._held_since is None:
             self._held_since = now
         is_long = now - self._held_since >= suspend_after.total_seconds() * _PATIENCE
-        if is_long and not self._said_held and not self._run.replays_only:
+        if is_long and not self._said_held and not self._is_replayed:
             self._said_held = True
             logger.warning(
                 "run %r waits, but stays in memory: its own code keeps working beside the wait: "
@@ -273,7 +303,7 @@ class Suspension:
         """
         turns = _MOST_TURNS if self._always_replay else _TURNS
         quiet = 0
-        while not self._branches.in_flight:
+        while self._run.turns or not self._branches.in_flight:
             busy = [task for task in self._unparked() if awaited_future(task) is None]
             quiet = 0 if busy else quiet + 1
             if quiet == _STEADY:
@@ -302,13 +332,14 @@ class Suspension:
             return True
         if self._clock.monotonic() - self._still_since < suspend_after.total_seconds():
             return False
-        logger.warning(
-            "run %r is suspended while its own code awaits something that perdure does not "
-            "recognise; that await is cancelled, and repeated when the run resumes: %s. "
-            "Await it in a step if it must finish first",
-            self._run.run_id,
-            ", ".join(place(task) for task in at_work),
-        )
+        if not self._is_replayed:
+            logger.warning(
+                "run %r is suspended while its own code awaits something that perdure does not "
+                "recognise; that await is cancelled, and repeated when the run resumes: %s. "
+                "Await it in a step if it must finish first",
+                self._run.run_id,
+                ", ".join(place(task) for task in at_work),
+            )
         return True
 
     async def _wait_for_change(self) -> None:

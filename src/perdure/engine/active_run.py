@@ -17,6 +17,7 @@ from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.history import History
 from perdure.engine.middleware import Around
 from perdure.engine.tasks import outside_runs
+from perdure.engine.turns import Rank, Turns
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
 from perdure.errors import ContinuedAsNew, MissingAbility, RunOver, Suspended
 from perdure.events import Event
@@ -28,7 +29,8 @@ class ActiveRun:
 
     `gated` says that a call without a record has to pass `gate` before it begins. The run is
     `pausing` if none may begin, and `replays_only` if the function is called only to learn how its
-    steps are undone: `undos` are those that are known, `unknown_undos` the keys of the others.
+    steps are undone: `undos` are those that are known, `unknown_undos` the keys of the others, and
+    `turns` are the calls that wait until other branches have shown theirs.
     `around` is set if there is middleware for steps. `retries` counts attempts after the first.
     """
 
@@ -48,6 +50,7 @@ class ActiveRun:
         "replays_only",
         "retries",
         "run_id",
+        "turns",
         "undos",
         "unknown_undos",
         "workflow",
@@ -69,8 +72,10 @@ class ActiveRun:
         self.branches = Branches()
         self.around: Around | None = None
         self.retries = 0
-        self.gated = self.pausing = self.replays_only = False
+        self.pausing = self.replays_only = False
         self.unknown_undos = set(history.owed()) if history.marked else set()
+        self.gated = bool(self.unknown_undos)
+        self.turns = Turns(history, self.unknown_undos)
         self.undos: dict[str, StepCall] = {}
         self._emit = emit
         self._broken: BaseException | None = None
@@ -150,6 +155,20 @@ class ActiveRun:
             await scope.stop(call)
         if self.pausing and (self.replays_only or not is_wait):
             await self.hold(call)
+        if call.kind != "undo":
+            # What is recorded happened before this call.
+            await self.take_turn(call, Rank.NEW)
+
+    async def take_turn(self, call: StepCall, rank: Rank, key: str = "") -> None:
+        """Let other branches come as far as they were when this call was made."""
+        if self.turns.matter and len(self.branches.tasks) > 1:
+            with self.turns.wait(call.wait_id(), rank, key):
+                await self.hold(call)
+
+    def end_turn(self) -> None:
+        """Let the next of the calls that wait for their turn continue."""
+        assert self.host is not None, "only a run with undos waits for turns"
+        self.host.resume_branch(self.turns.next())
 
     async def admit(self, call: StepCall) -> None:
         """Return when a step that has no record may begin, which a person may have to approve."""

@@ -62,7 +62,7 @@ class StepCall(Leaf):
     the answer to an approval or callback, `token` the idempotency key of a step that passes a token
     on, `gate` what is awaited before a step that has no record begins. `undo` is the function that
     undoes the step, given its value, `undo_retry` says how that is retried, `sagas` are the scopes
-    it belongs to. A recorded failure of a `prompt` call is raised before other branches run.
+    it belongs to.
     """
 
     kind: Kind = "step"
@@ -83,7 +83,6 @@ class StepCall(Leaf):
     undo: Callable[[Any], object] | None = None
     undo_retry: Retry | None = None
     sagas: Sequence[str] = ()
-    prompt: bool = False
     within: str = ""
     answer: dict[str, Any] | None = None
     token: str = ""
@@ -279,5 +278,9 @@ class RunHost(Protocol):
         ...
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run was suspended and resumed."""
+        """Stop the calling branch until it is resumed, or the run was suspended and resumed."""
+        ...
+
+    def resume_branch(self, key: str) -> None:
+        """Let the branch continue that was stopped under this key, if there is one."""
         ...

@@ -26,6 +26,7 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.engine.turns import Rank
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
     Event,
@@ -50,8 +51,6 @@ from perdure.snapshot.record import (
 from perdure.validation import RESERVED, check_text, check_unreserved
 
 _STEP_NAME = "the step's name, a non-empty string"
-_TURNS = 100
-"""How many iterations of the event loop other branches get to be replayed."""
 
 
 class Execution(ActiveRun):
@@ -144,6 +143,9 @@ class Execution(ActiveRun):
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Perform one call of a key at a time; the calls that waited find its record."""
+        if self.gated and self.stops and self.recorded(call) is None:
+            # One that is not to begin must not keep the key from others.
+            await self.gate(call)
         # In a loop: of several that waited, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
@@ -170,7 +172,7 @@ class Execution(ActiveRun):
     async def _execute(self, call: StepCall) -> Any:
         found = self.recorded(call)
         if found is not None:
-            if self.unknown_undos:
+            if self.gated:
                 return await self.answer(call, *found)
             return self.replay(call, *found)
         if self.gated or call.gate is not None:
@@ -252,15 +254,11 @@ class Execution(ActiveRun):
         raise error
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it after other branches have shown their undos.
-
-        A failure may make the function cancel them, which happens later when it is first raised.
-        """
-        if not record["ok"] and not call.prompt:
-            for _ in range(_TURNS):
-                if not self.unknown_undos:
-                    break
-                await self.clock.sleep(0)
+        """Return what a record says, or raise it, after other branches have shown their undos."""
+        if self.unknown_undos:
+            # At once: the call may be cancelled while it waits.
+            self.find_undo(call)
+        await self.take_turn(call, Rank.SUCCESS if record["ok"] else Rank.FAILURE, key)
         return self.replay(call, key, record)
 
     def value_of(self, call: StepCall, key: str) -> Any:

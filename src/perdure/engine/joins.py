@@ -14,6 +14,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
 from perdure.engine.sagas import LostBranch
 from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
+from perdure.engine.turns import Rank
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
@@ -81,8 +82,9 @@ async def run_each(
                     raise
                 failures[index] = error
                 if not collect:
-                    # Recorded calls answer without yielding, in order: a replay gets here before it
-                    # could start a call that the first run did not.
+                    # Recorded calls answer without yielding, in order, or in the order of their
+                    # records: a replay gets here before it could start a call that the first run
+                    # did not.
                     for _, skipped in todo:
                         run.find_undo(skipped)
                     _skip(run, flattened(todo))
@@ -166,10 +168,16 @@ async def race(
         if found is None and run.gated and run.stops:
             return await _replay_all(run, call, racers)
         if found is None:
-            return await _decide(run, call, parent, racers)
-        winner = _recorded_winner(run, call, racers, *found)
+            try:
+                return await _decide(run, call, parent, racers)
+            except asyncio.CancelledError:
+                _note_unseen(run, racers)
+                raise
+        winner = None if not found[1]["ok"] else _recorded_winner(run, call, racers, *found)
         _replay_losers(run, [racer for racer in racers if racer is not winner])
-        _, task = await _first_to_end(run, [winner])
+        if winner is None:
+            return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
+        _, task = await _first_to_end(run, call, [winner])
         return winner.name, task.result()
     finally:
         _discard(run, work)
@@ -179,7 +187,7 @@ async def _decide(
     run: Execution, call: StepCall, parent: Branch, racers: Sequence[Racer]
 ) -> tuple[Name, Any]:
     run.begin(call)
-    winner, task = await _first_to_end(run, racers)
+    winner, task = await _first_to_end(run, call, racers)
     run.branches.begin(call)
     try:
         answered = _answered(run, winner, racers)
@@ -258,7 +266,9 @@ def _retrieve(task: Task) -> None:
         task.exception()
 
 
-async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:
+async def _first_to_end(
+    run: Execution, call: StepCall, racers: Sequence[Racer]
+) -> tuple[Racer, Task]:
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
     If several ended in one iteration of the event loop, it is the first of them in their order.
@@ -269,6 +279,8 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     tasks = [racer.start() for racer in racers]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        # The others may have come further before a crash than they have now.
+        await run.take_turn(call, Rank.RACE)
     finally:
         below = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *below])
@@ -328,6 +340,15 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
         else:
             run.unseen_events.append((branch, call))
     return below
+
+
+def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:
+    """Remember the events that only a race could have seen which was cancelled itself."""
+    for racer in racers:
+        for call in racer.waits:
+            if (key := run.history.find(call.path, call.call)) is not None:
+                call.record_key = key
+                run.unseen_events.append((racer.branch, call))
 
 
 def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dict[str, bytes]:

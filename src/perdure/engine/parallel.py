@@ -237,7 +237,7 @@ class ParallelSteps:
             raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
         if key is not None and not callable(key):
             raise InvalidArgument("key", key, "a function of an item that returns a string")
-        options: dict[str, Any] = {"prompt": True}
+        options: dict[str, Any] = {}
         if undo is not None:
             options["undo"] = check_undo(undo)
         if retry is not None:

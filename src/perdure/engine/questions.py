@@ -46,7 +46,7 @@ async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None
     """Record that a question was answered; the answer is delivered after that is durable."""
     found = run.recorded(call)
     if found is not None:
-        run.replay(call, *found)
+        await run.answer(call, *found)
         return
     children = children_of(run, "step.reply")
     async with run.in_flight(call):

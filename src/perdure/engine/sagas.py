@@ -19,7 +19,7 @@ from perdure.engine.branches import Branch
 from perdure.engine.call import NO_STORE, SCOPE, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.invoke import invoke
-from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
+from perdure.engine.tasks import Interrupted, cancel_and_wait, finish
 from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
 from perdure.result import Err
 from perdure.retry import Retry
@@ -70,7 +70,7 @@ class Saga:
         self.names: tuple[str, ...] = ()
         self._is_entered = self._is_closing = False
         self._record: dict[str, Any] | None = None
-        self._before: frozenset[Task] = frozenset()
+        self._before: list[Branch] = []
 
     async def __aenter__(self) -> None:
         if self._is_entered:
@@ -83,7 +83,7 @@ class Saga:
         if (found := run.recorded(self._call)) is not None:
             self._record = run.replay(self._call, *found)
             run.gated = True
-        self._before = frozenset(run.branches.tasks)
+        self._before = self._started()
         SCOPE.set(self)
 
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -160,11 +160,21 @@ class Saga:
         """Undo the steps of the scope; return what kept some of them from being undone."""
         run = self._run
         await self._wait_for_undos()
-        started = run.branches.tasks_below([self._call.branch])
-        await cancel_and_wait([task for task in started if task not in self._before])
+        tasks = run.branches.tasks
+        started = [branch for branch in self._started() if not self._is_older(branch)]
+        await cancel_and_wait([task for task in tasks if tasks[task] in started])
         if self._record is None:
             self._record = await self._decide(error)
         return await undo_all(run, self._record["undoes"])
+
+    def _started(self) -> list[Branch]:
+        """Return the branches that the one with the block has started, and those below them."""
+        below = self._run.branches.tasks_below([self._call.branch])
+        return [self._run.branches.tasks[task] for task in below]
+
+    def _is_older(self, branch: Branch) -> bool:
+        """Return whether a branch, or one that it comes from, was started before the block."""
+        return any(branch is old or branch.is_below(old) for old in self._before)
 
     async def _decide(self, error: BaseException) -> dict[str, Any]:
         """Record that the scope is undone, and why."""
@@ -242,11 +252,21 @@ async def _undo(run: Execution, key: str) -> None:
 
 
 def _without_value(fn: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return an undo as a function of a step whose value need not be recorded."""
+    """Return an undo as a function of a step whose value need not be recorded.
+
+    One that is cancelled from within, such as by a task that it awaits, has failed.
+    """
 
     @wraps(fn)
     async def undo(value: Any) -> Any:
-        result = await invoke(fn, (value,))
+        task = asyncio.current_task()
+        requests = 0 if task is None else task.cancelling()
+        try:
+            result = await invoke(fn, (value,))
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > requests:
+                raise
+            raise PerdureError("the undo was cancelled, and not by its run") from error
         return result if isinstance(result, Err) else None
 
     return undo

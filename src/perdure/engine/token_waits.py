@@ -245,6 +245,8 @@ class _Asking:
         """Record the answer, and consume its message in the same write."""
         assert received is not None, "a message that no record consumed is in the inbox"
         run, call, answer = self._run, self._call, received.payload
+        # Before anything is changed: if this is too late, the answer stays on record as an act.
+        run.check_live(call.id)
         wait = run.history.waits[call.wait_id()]
         call.consumes, call.event = (received.message_id,), wait.get("event", "")
         call.answer = _facts(answer, received.sent_at)

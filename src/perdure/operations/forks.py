@@ -26,6 +26,7 @@ from perdure.snapshot import (
     workflow_of,
 )
 from perdure.snapshot.patches import forget_patches
+from perdure.snapshot.rewind import kept_before
 from perdure.snapshot.rollback import last_valid_start
 
 PAUSED = "imported; resume it when its original no longer runs"
@@ -66,13 +67,13 @@ def forked(
     if fork.at is not None and (start := last_valid_start(steps, fork.at)) != fork.at:
         reason = f"step {start!r} was undone after it; choose that step or an earlier one"
         raise Refused(source_id, "fork", reason)
-    kept = keys[: keys.index(fork.at)] if fork.at is not None else []
+    kept = kept_before(steps, fork.at) if fork.at is not None else []
     records = {key: _record(steps[key], key, fork.values, now, by) for key in kept}
     if unknown := set(fork.values) - set(kept):
         expected = f"keys of kept steps: {', '.join(kept) or 'there are none'}"
         raise InvalidArgument("values", sorted(unknown), expected)
     metadata = _metadata(source_id, source.get("metadata") or {}, fork, now)
-    forget_patches(metadata, keys, len(kept))
+    forget_patches(metadata, keys, 0 if fork.at is None else keys.index(fork.at))
     add_act(metadata, act)
     snapshot: Snapshot = {
         "formatVersion": 1,
@@ -81,7 +82,7 @@ def forked(
         "execution": {"status": "running", "state": "queued", "lastUpdated": isoformat(now)},
         "metadata": metadata,
     }
-    return snapshot, keys[len(kept) :]
+    return snapshot, [key for key in keys if key not in records]
 
 
 def _record(

@@ -11,7 +11,7 @@ from perdure.durable.rollback import drop_from, first_to_repeat, repeat_undos
 from perdure.errors import Refused
 from perdure.runtime.edits import RunEdit
 from perdure.runtime.requests import Request
-from perdure.snapshot.rollback import UNDO, last_valid_start
+from perdure.snapshot.rollback import UNDO, being_undone, last_valid_start
 
 
 def check_not_undoing(run: RunEdit, request: Request) -> None:
@@ -22,11 +22,16 @@ def check_not_undoing(run: RunEdit, request: Request) -> None:
 
 
 def check_undo_step(run: RunEdit, request: Request) -> None:
-    """Raise `Refused` if the step belongs to a run that is or was undone, and is not an undo."""
-    is_undo = request.step.startswith(UNDO) and request.step[len(UNDO) :] in run.history.marked
-    if run.history.rollback is not None and not is_undo:
-        reason = "its steps were undone; change its undos, such as '~undo:charge', or retry the run"
-        raise Refused(run.run_id, request.verb, reason)
+    """Raise `Refused` if a step is named whose run is or was undone, or an undo that is not due."""
+    is_undone = run.history.rollback is not None
+    if not request.step.startswith(UNDO):
+        if is_undone:
+            reason = "its steps were undone; change its undos, such as '~undo:charge', or retry it"
+            raise Refused(run.run_id, request.verb, reason)
+        return
+    key = request.step.removeprefix(UNDO)
+    if key not in (run.history.marked if is_undone else being_undone(run.history.steps())):
+        raise Refused(run.run_id, request.verb, f"step {key!r} is not being undone")
 
 
 def check_valid_start(run: RunEdit, request: Request) -> None:
@@ -48,6 +53,8 @@ def start_over(run: RunEdit) -> None:
     """Drop the records of steps that were undone and must run again, and all later ones."""
     if (start := first_to_repeat(run.history, run.stored)) is not None:
         drop_records(run, start)
+    # Even when all that was undone belongs to scopes whose failures the function handled.
+    run.history.rollback = None
 
 
 def drop_records(run: RunEdit, start: str) -> list[str]:

@@ -59,10 +59,15 @@ def undone_by_saga(record: Any) -> list[str]:
     return list(value.get("undoes", ())) if isinstance(value, dict) else []
 
 
+def being_undone(steps: Steps) -> set[str]:
+    """Return the keys of the steps that scopes have undone or began to undo."""
+    sagas = [record for record in steps.values() if record.get("kind") == "saga"]
+    return {key for record in sagas for key in undone_by_saga(record)}
+
+
 def undone_outside_sagas(steps: Steps) -> list[str]:
     """Return the keys of the steps that were undone because the run did not succeed."""
-    sagas = [record for record in steps.values() if record.get("kind") == "saga"]
-    in_sagas = {key for record in sagas for key in undone_by_saga(record)}
+    in_sagas = being_undone(steps)
     return [key for key in undone_in(steps) if key not in in_sagas]
 
 

@@ -7,7 +7,8 @@ A program is JSON: a list of nodes, each a list that begins with its kind.
     ["all" | "gather" | "group", [nodes, …]]
     ["race", id, [nodes, …]]
     ["map", id, items, failing]
-    ["sleep", id, duration]    ["wait", id]    ["cancel", id]    ["raise"]    ["caught", nodes]
+    ["sleep", id, duration]    ["wait", id]    ["cancel", id]    ["caught", nodes]
+    ["raise"] or ["raise", id], after a step
 """
 
 import asyncio
@@ -38,6 +39,11 @@ class World:
         self.effects = []
         self.clock, self.store = clock, MemoryStore(clock=clock)
         return self.store
+
+    def use(self, store: Store) -> None:
+        """Begin a new life on a store that has the system's clock."""
+        self.effects = []
+        self.clock, self.store = SystemClock(), store
 
     def note(self, what: str, id: str) -> None:
         self.effects.append((what, id, durable.current().idempotency_key))
@@ -139,7 +145,10 @@ async def _cancel(step: Step, id: str) -> None:
     await step(id, WORLD.cancel, step.run_id)
 
 
-async def _raise(step: Step) -> None:
+async def _raise(step: Step, id: str = "") -> None:
+    if id:
+        # In a branch, others come as far as they were when this was recorded.
+        await step(id, do, id, True)
     raise Planned("the function")
 
 
@@ -176,6 +185,15 @@ async def program(step: Step, nodes: list[Any]) -> str:
 def draw(seed: int) -> list[Node]:
     """Return the program of a seed."""
     return _Author(Random(seed)).program()
+
+
+def in_real_time(nodes: Any) -> Any:
+    """Return a program with short sleeps; one that sleeps past its deadline still does."""
+    if not isinstance(nodes, list):
+        return nodes
+    if nodes[:1] == ["sleep"]:
+        return [*nodes[:2], {"1m": "20ms", "1h": "60ms"}.get(nodes[2], "1m")]
+    return [in_real_time(node) for node in nodes]
 
 
 class _Author:
@@ -220,6 +238,8 @@ class _Author:
         random = self._random
         if random.random() < 0.15:
             return ["sleep", self._id(), "1h"]
+        if random.random() < 0.05:
+            return ["raise", self._id()]
         undo = random.choice(["ok", "ok", "ok", "flaky", "broken", ""])
         return ["do", self._id(), undo, random.random() > 0.12]
 
@@ -251,6 +271,20 @@ NAMED: dict[str, list[Node]] = {
     ],
     "items after one that failed": [["map", "m", 4, 0]],
     "branches that a failure cancels": [["group", [[SOON, FAIL], [A, B, LATER], [C]]]],
+    "branches that the function cancels": [
+        ["group", [[SOON, ["raise"]], [["gather", [[A], [B]]], LATER], [C]]]
+    ],
+    "a scope whose branches it cancels": [
+        ["saga", "s", [["group", [[SOON, ["raise"]], [["gather", [[A], [B]]], LATER]]]], True],
+        C,
+        FAIL,
+    ],
+    "a race that failed": [["race", "r", [[A, ["gather", [[B], [C]]], LATER], [SOON, FAIL]]]],
+    "a scope with a race that failed": [
+        ["saga", "s", [["race", "r", [[A, LATER], [SOON, FAIL]]]], True],
+        B,
+        ["cancel", "d"],
+    ],
     "nested scopes": [["saga", "s", [A, ["saga", "t", [B], False], C, FAIL], True], ["raise"]],
     "scopes in branches": [
         ["all", [[["saga", "s", [A, FAIL], True]], [["saga", "t", [B], True]], [C]]],

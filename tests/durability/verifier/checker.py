@@ -9,11 +9,16 @@ import msgspec
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.log import Line
 from tests.durability.verifier.model import Model
+from tests.durability.verifier.undos import Undos
 
 
 class End(msgspec.Struct, frozen=True):
     """A run as it was read; `records` are the (branch, call) of its history, `tokens` those it
     contains.
+
+    `marked` are the keys and tokens of steps that can be undone. By their keys, `undone` were,
+    `tried` have a record of their undo, `reported` are those that the error of the run names, and
+    `scopes` those that sagas undid.
     """
 
     status: str
@@ -22,6 +27,11 @@ class End(msgspec.Struct, frozen=True):
     history: str = ""
     records: tuple[tuple[str, str], ...] = ()
     tokens: frozenset[str] = frozenset()
+    marked: tuple[tuple[str, str], ...] = ()
+    undone: frozenset[str] = frozenset()
+    tried: frozenset[str] = frozenset()
+    reported: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -73,6 +83,8 @@ class _Checker:
         yield from self.executions()
         yield from self.idempotency_keys()
         yield from self.events()
+        yield from self.answers()
+        yield from self.undos()
         yield from self.broken_runs()
         yield from self.expected_failures()
         yield from self.leaves()
@@ -89,7 +101,26 @@ class _Checker:
     @cached_property
     def observations(self) -> list[int]:
         """Return where the function saw a value or a failure."""
-        return sorted(self.at["saw"] + self.at["failed"])
+        failed = [at for at in self.at["failed"] if not self._is_echo(at)]
+        return sorted(self.at["saw"] + failed)
+
+    def _is_echo(self, at: int) -> bool:
+        """Return whether a call raised what ended the saga around it.
+
+        A call that has no record does so if its scope began to be undone before a crash.
+        """
+        line = self.lines[at]
+        command = self.model.commands.get(line.path)
+        if not self.model.sagas(line.path) or isinstance(command, _GROUPS):
+            return False
+        identity = self.model.identity(line.path)
+        own = [token for token in line.tokens if self._owner(token) == identity]
+        timeout = command.timeout if isinstance(command, lang.Step | lang.Ask) else None
+        return not own and not (timeout and line.text.startswith("StepTimeout"))
+
+    def _owner(self, token: str) -> str | None:
+        begun = self.begun.get(token)
+        return None if begun is None else self.model.identity(self.lines[begun].path)
 
     def same_values(self) -> Iterator[Violation]:
         """Every call of one identity returns the same value or raises the same failure."""
@@ -107,13 +138,12 @@ class _Checker:
                 yield from self._own_value(at, identity, token)
 
     def _own_value(self, at: int, identity: str, token: str) -> Iterator[Violation]:
-        begun = self.begun.get(token)
-        if begun is None or isinstance(self.model.commands.get(identity), _GROUPS):
+        owner = self._owner(token)
+        if owner is None or isinstance(self.model.commands.get(identity), _GROUPS):
             return
-        owner = self.model.identity(self.lines[begun].path)
         if owner != identity:
             text = f"{identity} was given the record of {owner}"
-            yield self._violation("same value", text, begun, at)
+            yield self._violation("same value", text, self.begun[token], at)
 
     def _outdated(self, at: int) -> bool:
         """Return whether a line is of an owner that was paused while another retried the run."""
@@ -129,8 +159,30 @@ class _Checker:
         """
         line = self.lines[failure]
         known = min(failure, *(self.durable.get(token, failure) for token in line.tokens), failure)
+        if self._is_dropped(failure, at):
+            return True
         retried = any(known < retry < at for retry in self.at["retry"])
         return line.kind == "failed" and retried and not self.model.handled(line.path)
+
+    @cached_property
+    def cuts(self) -> list[int]:
+        """Return where a run was retried that had been undone.
+
+        What it had recorded from the first step that was undone, or from a later one, is dropped.
+        """
+        return [at for at in self.at["retry"] if self.lines[at].tokens]
+
+    def _is_dropped(self, seen: int, at: int) -> bool:
+        """Return whether a retry before a line may have dropped what was seen in another."""
+        line = self.lines[seen]
+        is_group = isinstance(self.model.commands.get(line.path), _GROUPS)
+        own = () if is_group else line.tokens
+        for retry in (retry for retry in self.cuts if seen < retry < at):
+            tokens = self.lines[retry].tokens
+            first = min(self.durable.get(token, 0) for token in tokens)
+            if not {*tokens}.isdisjoint(own) if own else first <= seen:
+                return True
+        return False
 
     def executions(self) -> Iterator[Violation]:
         """A step whose value was seen is not executed again, and no attempt is made twice."""
@@ -204,30 +256,76 @@ class _Checker:
             if not isinstance(command, lang.Transaction):
                 continue
             seen = [at for at in self.observations if self.lines[at].path == path]
-            saw = {self.lines[at].tokens for at in seen if self.lines[at].kind == "saw"}
-            committed = {tuple(rows[path])} if rows[path] else set()
-            if len(rows[path]) > 1 or (saw and committed != saw) or (command.fails and committed):
+            saw = {self.lines[at].tokens[0] for at in seen if self.lines[at].kind == "saw"}
+            committed = set(rows[path])
+            # What was undone stays: its undo is a step of its own, without a transaction.
+            dropped = {token for at in self.cuts for token in self.lines[at].tokens}
+            end = self.ends[-1]
+            valid = [each for each in rows[path] if each in end.tokens or each not in dropped]
+            if len(valid) > 1 or not saw <= committed or (command.fails and committed):
                 text = f"{path} committed {rows[path]}, and the function saw {sorted(saw)}"
                 yield self._violation("exactly once", text, *seen)
-            elif self.ends[-1].status in OVER and not set(rows[path]) <= self.ends[-1].tokens:
+            elif end.status in OVER and not set(valid) <= end.tokens:
                 text = f"{path} committed {rows[path]} without a record"
                 yield self._violation("exactly once", text)
 
     def idempotency_keys(self) -> Iterator[Violation]:
         """One idempotency key per identity, and one identity per key."""
-        keys: dict[str, int] = {}
+        keys: dict[tuple[str, int], int] = {}
         owners: dict[str, int] = {}
         for at in self.at["begin"]:
             line = self.lines[at]
             identity = self.model.identity(line.path)
-            first = keys.setdefault(identity, at)
-            if self.lines[first].text != line.text:
+            first = keys.setdefault((identity, self._generation(at)), at)
+            is_child = isinstance(self.model.commands.get(line.path), lang.Child)
+            # The child of a generation that was dropped may be under way.
+            if self.lines[first].text != line.text and not (is_child and self.cuts):
                 text = f"{identity} ran under two idempotency keys"
                 yield self._violation("identity", text, first, at)
             owner = owners.setdefault(line.text, at)
             if self.model.identity(self.lines[owner].path) != identity:
                 text = f"two steps share an idempotency key: {self.lines[owner].path}, {line.path}"
                 yield self._violation("identity", text, owner, at)
+
+    def _generation(self, at: int) -> int:
+        asked = self.asked.get(self.lines[at].activation, at)
+        return sum(retry < asked for retry in self.cuts)
+
+    def answers(self) -> Iterator[Violation]:
+        """Of several answers the first is accepted and recorded; no other one is."""
+        accepted: dict[str, int] = {}
+        end = self.ends[-1]
+        for at in self.at["answered"]:
+            line = self.lines[at]
+            first = accepted.setdefault(line.text, at)
+            if first != at:
+                yield self._violation("answers", "two answers were accepted", first, at)
+            if end.status in OVER and not end.tokens & {*line.tokens} and not self.cuts:
+                yield self._violation("answers", "an accepted answer was not recorded", at)
+        for at in self.at["refused"]:
+            if end.tokens & {*self.lines[at].tokens}:
+                yield self._violation("answers", "an answer that was refused is recorded", at)
+
+    def undos(self) -> Iterator[Violation]:
+        """What a run that did not succeed has recorded is undone, once, in order, or reported."""
+        facts = (self.lines, self.at, self.model, self.begun, self.durable, self.asked)
+        undos = Undos(*facts)
+        for text, at in undos.violations():
+            yield self._violation("undo", text, *at)
+        end = self.ends[-1]
+        marked = dict(end.marked)
+        if end.status in ("failed", "cancelled"):
+            if left := marked.keys() - end.undone - end.reported:
+                yield self._violation("undo", f"neither undone nor reported: {sorted(left)}")
+        elif end.status == "completed":
+            if wrong := end.undone - end.scopes:
+                yield self._violation("undo", f"undone although the run succeeded: {sorted(wrong)}")
+            if rest := end.scopes - end.tried:
+                yield self._violation("undo", f"left by a saga: {sorted(rest)}")
+            kept = {self.lines[at].path for at in self.at["kept"]}
+            handled = [key for key in end.scopes if undos.sagas(marked[key]) <= kept]
+            if handled and not self.cuts:
+                yield self._violation("undo", f"undone by no saga that failed: {sorted(handled)}")
 
     def events(self) -> Iterator[Violation]:
         """An event is seen by one wait only, and by the first that waits for it."""
@@ -311,7 +409,12 @@ class _Checker:
     def expected_failures(self) -> Iterator[Violation]:
         """A call fails only when the program planned it."""
         for at in self.at["failed"]:
-            if not self.model.may_fail(self.lines[at].path):
+            line = self.lines[at]
+            is_in_saga = bool(self.model.sagas(line.path)) and isinstance(
+                self.model.commands.get(line.path), _GROUPS
+            )
+            # A race in a saga that began to be undone raises what ended that.
+            if not self.model.may_fail(line.path) and not self._is_echo(at) and not is_in_saga:
                 text = f"{self.lines[at].path} failed, which the program did not plan"
                 yield self._violation("unplanned failure", text, at)
                 return

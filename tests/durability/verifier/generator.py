@@ -44,6 +44,7 @@ class _Generator:
             self._race: 3,
             self._try: 3,
             self._scope: 2,
+            self._saga: 3,
             self._finally: 1,
         }
         self._leaves: dict[Callable[[], lang.Leaf], int] = {
@@ -52,6 +53,7 @@ class _Generator:
             self._wrapping: 2,
             self._sleep: 4,
             self._wait: 4,
+            self._ask: 3,
             self._transaction: 3 if mix.transactions else 0,
             self._leave: 1,
             self._child: 4,
@@ -107,11 +109,15 @@ class _Generator:
                 step = msgspec.structs.replace(step, ms=2000, fails=0, retry=1)
         value = random.choice(("small", "small", "small", "large", "unicode", "typed"))
         thread = self._mix.threads and not step.timeout and random.random() < 0.2
-        return msgspec.structs.replace(step, value=value, thread=thread)
+        return msgspec.structs.replace(step, value=value, thread=thread, undo=self._undo())
 
-    def _plain_step(self, id: str) -> lang.Step:
+    def _undo(self) -> lang.Undo:
+        undo: lang.Undo = self._random.choice(("", "", "", "ok", "ok", "ok", "flaky", "broken"))
+        return undo
+
+    def _plain_step(self, id: str, undo: lang.Undo) -> lang.Step:
         fails = int(self._random.random() < 0.1)
-        return lang.Step(id, self._random.choice(_SHORT), fails=fails, heals=bool(fails))
+        return lang.Step(id, self._random.choice(_SHORT), fails=fails, heals=bool(fails), undo=undo)
 
     def _keyed(self) -> lang.Step:
         # One key is one step, so it must do the same whichever call is first.
@@ -130,7 +136,12 @@ class _Generator:
 
     def _transaction(self) -> lang.Transaction:
         random = self._random
-        return lang.Transaction(self._id(), random.choice(_SHORT), random.random() < 0.07)
+        fails = random.random() < 0.07
+        return lang.Transaction(self._id(), random.choice(_SHORT), fails, self._undo())
+
+    def _ask(self) -> lang.Ask:
+        timeout = self._random.choice((None, 50, 400, 900))
+        return lang.Ask(self._id(), timeout, self._random.random() < 0.3)
 
     def _leave(self) -> lang.LeaveTask:
         call: lang.Call = self._random.choice(("nothing", "step", "sleep"))
@@ -149,7 +160,8 @@ class _Generator:
         if self._random.random() < 0.2:
             how: lang.How = self._random.choice(("names", "map"))
             ids = self._random.sample(["a", "b", "c", "d"], count)
-            return lang.Parallel(how, tuple((self._plain_step(id),) for id in ids))
+            undo = self._undo() if how == "map" else ""
+            return lang.Parallel(how, tuple((self._plain_step(id, undo),) for id in ids))
         if self._random.random() < 0.1:
             return lang.Parallel("calls", self._calls(count))
         how = self._random.choice(_JOINS)
@@ -187,6 +199,16 @@ class _Generator:
         if self._random.random() < 0.3:
             inner = lang.Parallel(self._random.choice(_JOINS), ((inner,), (self._leaf(),)))
         return lang.Scope(self._random.choice((1, 10, 30, 100)), inner)
+
+    def _saga(self, depth: int) -> lang.Command:
+        body = self._body(depth)
+        if self._random.random() < 0.5:
+            failing = lang.Step(self._id(), self._random.choice(_SHORT), fails=9, heals=True)
+            # After the steps that are undone, or while they are executed and recorded.
+            beside = lang.Parallel(self._random.choice(_JOINS), (body, (failing,)))
+            body = (beside,) if self._random.random() < 0.4 else (*body, failing)
+        saga = lang.Saga(self._unique("saga"), body)
+        return lang.Try((saga,), self._body(depth)) if self._random.random() < 0.5 else saga
 
     def _finally(self, depth: int) -> lang.Finally:
         return lang.Finally(self._unique("final"), self._body(depth))

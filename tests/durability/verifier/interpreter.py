@@ -12,9 +12,16 @@ from typing import Any, assert_never
 
 import msgspec
 
-from perdure import Retry, errors, workflow
+from perdure import Approval, Retry, errors, workflow
 from perdure import Step as Handle
-from perdure.errors import PerdureError, RunFailed, StepError, StepFailed, StepTimeout
+from perdure.errors import (
+    PerdureError,
+    RollbackFailed,
+    RunFailed,
+    StepError,
+    StepFailed,
+    StepTimeout,
+)
 from perdure.runtime.definition import Definition
 from tests.durability.verifier import language as lang
 from tests.durability.verifier.joins import join, retrieve
@@ -111,7 +118,7 @@ class Activation:
         """Execute the whole program."""
         self._log("activation")
         try:
-            values = [await self._do(str(n), each) for n, each in enumerate(self._program)]
+            values = [_plain(await self._do(str(n), each)) for n, each in enumerate(self._program)]
         except Exception as error:
             self._log("raised", text=str(error))
             raise
@@ -141,6 +148,11 @@ class Activation:
                         await self._body(path, 0)
                 # The result of the scope depends on time, so it is not part of the output.
                 return None
+            case lang.Saga():
+                async with self._step.saga(command.id):
+                    values = await self._body(path, 0)
+                self._log("kept", path)
+                return values
             case lang.Finally():
                 try:
                     return await self._body(path, 0)
@@ -159,6 +171,7 @@ class Activation:
                     options["retry"] = Retry(command.retry, delay=command.delay * milliseconds)
                 if command.timeout:
                     options["timeout"] = command.timeout * milliseconds
+                options["undo"] = self._undo(command.undo)
                 return step(command.id, self._function(command), path, **options)
             case lang.Sleep():
                 return step.sleep(command.id, command.ms * milliseconds)
@@ -166,7 +179,13 @@ class Activation:
                 limit = None if command.timeout is None else command.timeout * milliseconds
                 return step.wait_for_event(command.id, command.event, timeout=limit)
             case lang.Transaction():
-                return step.transaction(command.id, self._transact, path)
+                undo = self._undo(command.undo)
+                return step.transaction(command.id, self._transact, path, undo=undo)
+            case lang.Ask():
+                limit = None if command.timeout is None else command.timeout * milliseconds
+                if command.callback:
+                    return step.callback(command.id, timeout=limit)
+                return step.approval(command.id, "Continue?", timeout=limit)
             case lang.LeaveTask():
                 return step(command.id, self._leave, path)
             case lang.Nested():
@@ -199,7 +218,7 @@ class Activation:
         self._log("call", path)
         try:
             value = await call()
-        except (StepError, StepFailed, StepTimeout, RunFailed) as error:
+        except (StepError, StepFailed, StepTimeout, RunFailed, RollbackFailed) as error:
             self._saw("failed", path, f"{type(error).__name__}: {error}")
             raise
         except PerdureError as error:
@@ -226,7 +245,10 @@ class Activation:
             return await self._observe(path, lambda: self._all_calls(paths))
         ids = [_id(self._commands[each]) for each in paths]
         if command.how == "map":
-            return await self._observe(path, lambda: self._step.map(ids[0], paths, self._work))
+            undo = self._undo(getattr(self._commands[paths[0]], "undo", ""))
+            return await self._observe(
+                path, lambda: self._step.map(ids[0], paths, self._work, undo=undo)
+            )
         thunks = {id: self._thunk(each) for id, each in zip(ids, paths, strict=True)}
         return await self._observe(path, lambda: self._step.all(thunks))
 
@@ -291,6 +313,23 @@ class Activation:
         if attempt <= command.fails and not (command.heals and self._world.healed(run)):
             raise (Planned if command.declared else Undeclared)(f"planned {token}")
         return _value(command.value, token)
+
+    def _undo(self, kind: lang.Undo) -> Callable[[Any], Awaitable[None]] | None:
+        """Return what undoes a step; the token in its value tells which one."""
+        if not kind:
+            return None
+
+        async def undo(value: Any) -> None:
+            step = self._step
+            text = f"{step.executing} {step.idempotency_key}"
+            self._log("undo", text=text, tokens=tokens_in(repr(value).encode()), n=step.attempt)
+            await asyncio.sleep(0.01)
+            if kind == "flaky" and step.attempt == 1:
+                raise Planned("the first attempt fails")
+            if kind == "broken" and not self._world.healed(step.run_id):
+                raise Planned("the undo is broken")
+
+        return undo
 
     async def _transact(self, connection: Any, path: str) -> Any:
         command, token = self._commands[path], self._begin(path)
@@ -360,6 +399,13 @@ def _id(command: lang.Command) -> str:
 def _leaf(command: lang.Command) -> lang.Leaf:
     assert isinstance(command, lang.Leaf)
     return command
+
+
+def _plain(value: Any) -> Any:
+    """Return the output of a command as JSON: of an approval, who answered."""
+    if isinstance(value, Approval):
+        return value.by
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _value(kind: lang.Value, token: str) -> Any:

@@ -16,6 +16,7 @@ How = Literal[
     "semaphore", "anyio", "beside", "all", "calls", "names", "map",
 ]  # fmt: skip
 Start = Literal["call", "start", "map"]
+Undo = Literal["", "ok", "flaky", "broken"]
 CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio"})
 LEAVES_ONLY: frozenset[How] = frozenset({"calls", "names", "map"})
 
@@ -28,7 +29,8 @@ class Step(Base, frozen=True):
     """A step that takes `ms`. Its first `fails` attempts fail, unless it `heals` and has healed.
     The delay between two attempts is `delay`; a run may be suspended during a long one.
 
-    One that `wraps` turns a cancellation into a failure, as clients of services do.
+    One that `wraps` turns a cancellation into a failure, as clients of services do. The `undo` of a
+    step works, fails in its first attempt, or is broken until the run has healed.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Step(Base, frozen=True):
     key: str = ""
     thread: bool = False
     wraps: bool = False
+    undo: Undo = ""
 
 
 class Sleep(Base, frozen=True):
@@ -66,6 +69,15 @@ class Transaction(Base, frozen=True):
     id: str
     ms: int = 0
     fails: bool = False
+    undo: Undo = ""
+
+
+class Ask(Base, frozen=True):
+    """A question to a person, or a callback, until `timeout`; several callers answer it."""
+
+    id: str
+    timeout: int | None = None
+    callback: bool = False
 
 
 class Fail(Base, frozen=True):
@@ -133,6 +145,13 @@ class Scope(Base, frozen=True):
     inner: "Command"
 
 
+class Saga(Base, frozen=True):
+    """Run the body; if it fails or is cancelled, its steps are undone."""
+
+    id: str
+    body: "Body"
+
+
 class Finally(Base, frozen=True):
     """Run the body, and call a step afterwards in any case."""
 
@@ -140,8 +159,8 @@ class Finally(Base, frozen=True):
     body: "Body"
 
 
-Leaf: TypeAlias = Step | Sleep | Wait | Transaction | LeaveTask | Nested | Child
-Command: TypeAlias = Leaf | Fail | Parallel | Race | Try | Scope | Finally
+Leaf: TypeAlias = Step | Sleep | Wait | Transaction | LeaveTask | Nested | Child | Ask
+Command: TypeAlias = Leaf | Fail | Parallel | Race | Try | Scope | Saga | Finally
 Body: TypeAlias = tuple[Command, ...]
 
 _decode = msgspec.json.Decoder(Body).decode
@@ -164,7 +183,7 @@ def bodies(command: Command) -> tuple[Body, ...]:
             return command.branches
         case Try():
             return (command.body, command.handler)
-        case Finally():
+        case Saga() | Finally():
             return (command.body,)
         case Scope():
             return ((command.inner,),)

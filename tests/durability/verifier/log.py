@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -22,15 +22,22 @@ Kind = Literal[
     "failed",  # the call raised a failure of the step
     "broke",  # the call raised an error of perdure that breaks the run
     "cut",  # the call was cancelled
+    "rollback",  # the store has it that the run is undone
+    "undo",  # an undo begins: attempt `n`, `text` is the id of its step and its idempotency key
+    "undone",  # the store has the record of an undo: `path` is the key of the step
+    "kept",  # the block of a saga ended well
     "nested",  # a step inside a step was not refused
     "returned",  # the workflow function returned
     "raised",  # it raised
     "sent",  # an event was delivered: `path` is its name
-    "retry",  # an operator retries the run
+    "answered",  # an answer with this token was accepted: `text` is the token of the question
+    "refused",  # an answer with this token was refused
+    "retry",  # an operator retries the run; it has these tokens from the first undone step on
     "cancel",  # an operator cancels it
     "error",  # perdure logged at ERROR
 ]
 
+UNDO = "~undo:"
 _RUN = re.compile(r"run '([^']+)'")
 _TOKEN = re.compile(rb"<[a-z0-9]+\.[0-9]+>")
 
@@ -108,6 +115,8 @@ class Witness:
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
                 self._durable(entry.id, entry.data)
+                if is_undone_by(entry.data):
+                    self._log.write(Line("rollback", self._process, entry.id))
         return verdicts
 
     async def _transact(
@@ -140,6 +149,23 @@ class Witness:
     def _durable(self, run: str, data: bytes) -> None:
         if tokens := tokens_in(data):
             self._log.write(Line("durable", self._process, run, tokens=tokens))
+        if UNDO.encode() in data:
+            for key in undone_in(codec.loads(data)["steps"]):
+                self._log.write(Line("undone", self._process, run, path=key))
+
+
+def is_undone_by(data: bytes) -> bool:
+    """Return whether an entry says that the run is undone, and not that it was."""
+    if b'"rollback":' not in data:
+        return False
+    execution = codec.loads(data)["execution"]
+    return "rollback" in execution and execution["status"] == "running"
+
+
+def undone_in(steps: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the steps whose undos are recorded."""
+    undos = [key for key, record in steps.items() if key.startswith(UNDO) and record["ok"]]
+    return [key.removeprefix(UNDO) for key in undos]
 
 
 class ErrorLog(logging.Handler):

@@ -35,12 +35,17 @@ class Model:
             for around, body in lang.ancestors(path)
         )
 
+    def sagas(self, path: str) -> frozenset[str]:
+        """Return the scopes around a command."""
+        around = (each for each, _ in lang.ancestors(path))
+        return frozenset(each for each in around if isinstance(self.commands[each], lang.Saga))
+
     def may_fail(self, path: str) -> bool:
         """Return whether a failure of this call can be what the program planned."""
         command = self.commands.get(path)
         if command is None:
             return False
-        if isinstance(command, lang.Step | lang.Transaction | lang.Child):
+        if isinstance(command, lang.Step | lang.Transaction | lang.Child | lang.Ask):
             return self._leaf(path, command, healed=False) != OK
         # A race, step.all or step.map fails when a call inside of it fails.
         return any(False in self._of(path, command, healed=False) for _ in lang.bodies(command))
@@ -49,7 +54,7 @@ class Model:
         """Return whether the program itself may cancel this call, apart from the end of the run."""
         around = [self.commands[each] for each, _ in lang.ancestors(path)]
         return any(
-            isinstance(command, lang.Race | lang.Scope)
+            isinstance(command, lang.Race | lang.Scope | lang.Saga)
             or (isinstance(command, lang.Parallel) and command.how in lang.CANCELLING)
             for command in around
         )
@@ -65,7 +70,7 @@ class Model:
         return any(
             isinstance(command, lang.Scope | lang.Fail)
             or (
-                isinstance(command, lang.Step | lang.Transaction | lang.Child)
+                isinstance(command, lang.Step | lang.Transaction | lang.Child | lang.Ask)
                 and self.may_fail(path)
             )
             for path, command in self.commands.items()
@@ -107,7 +112,7 @@ class Model:
             case lang.Try():
                 body, handler = self._inside(path, healed)
                 return body if body == OK else (body - FAILS) | handler
-            case lang.Finally():
+            case lang.Saga() | lang.Finally():
                 return self._inside(path, healed)[0]
             case _:
                 return self._leaf(path, command, healed=healed)
@@ -125,6 +130,9 @@ class Model:
                 if not healed:
                     return FAILS
                 return EITHER if self.handled(path) else OK
+            case lang.Ask():
+                # A callback that expires raises.
+                return EITHER if command.callback and command.timeout is not None else OK
             case lang.Step(wraps=True):
                 return EITHER if self._may_be_cut(path) else OK
             case lang.Step() if 0 < command.timeout < command.ms:

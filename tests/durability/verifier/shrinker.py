@@ -54,14 +54,23 @@ def _simpler(command: lang.Command) -> Iterator[lang.Command]:
                 yield replace(command, body=body)
             for handler in _smaller(command.handler):
                 yield replace(command, handler=handler)
-        case lang.Finally():
+        case lang.Saga() | lang.Finally():
             for body in _smaller(command.body):
                 yield replace(command, body=body)
         case lang.Scope(inner=lang.Parallel() as inner):
             for branch in inner.branches:
                 yield replace(command, inner=branch[0])
         case lang.Step():
-            for name in ("thread", "wraps", "value", "timeout", "declared", "retry", "fails"):
+            for name in (
+                "undo",
+                "thread",
+                "wraps",
+                "value",
+                "timeout",
+                "declared",
+                "retry",
+                "fails",
+            ):
                 plain = lang.Step(command.id)
                 if getattr(command, name) != getattr(plain, name):
                     yield replace(command, **{name: getattr(plain, name)})

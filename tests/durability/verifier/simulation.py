@@ -28,7 +28,8 @@ from tests.durability.verifier.report import Tally
 
 LEASE = 1.0
 TROUBLE = 4.0
-DEADLINE = 30.0
+DEADLINE = 120.0
+COMMIT = 0.03
 RUN = "run"
 _TURN = 0.00005
 
@@ -81,7 +82,9 @@ class LedgerStore(MemoryStore):
     ) -> Verdict:
         """Commit what `work` inserts together with the entry it returns."""
         inserted: list[tuple[str, str]] = []
-        [verdict] = await self.append([await work(inserted)])
+        entry = await work(inserted)
+        await asyncio.sleep(COMMIT)
+        [verdict] = await self.append([entry])
         if verdict is Verdict.ACCEPTED:
             self.rows += inserted
         return verdict

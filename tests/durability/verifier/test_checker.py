@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.durability.verifier import language as lang
@@ -221,3 +222,92 @@ def test_two_records_of_one_call_are_found() -> None:
 def test_an_error_in_the_log_is_found() -> None:
     lines = [*began(), *did("0", "<w1.2>"), returned(), line("error", text="run 'r' …")]
     assert "quiet" in laws((STEP,), lines)
+
+
+UNDOABLE = lang.Step("a", undo="ok")
+TWO = [*began(), *did("0", "<w1.2>"), *did("1", "<w1.3>"), line("raised", text="no")]
+ROLLED_BACK = End(
+    "failed",
+    error="no",
+    marked=(("a", "<w1.2>"), ("b", "<w1.3>")),
+    undone=frozenset({"a", "b"}),
+    tokens=frozenset({"<w1.2>", "<w1.3>"}),
+)
+FAILED = (UNDOABLE, UNDOABLE, lang.Fail())
+
+
+def undo(key: str, token: str, process: str = "w1", n: int = 1) -> Line:
+    """Return the line of an undo that begins."""
+    return line("undo", "", token, process, text=f"~undo:{key} key-of-{key}", n=n)
+
+
+def test_a_rollback_keeps_the_laws() -> None:
+    undos = [undo("b", "<w1.3>"), line("undone", "b"), undo("a", "<w1.2>"), line("undone", "a")]
+    assert laws(FAILED, [*TWO, *undos], ROLLED_BACK) == {}
+
+
+def test_an_undo_that_is_repeated_after_its_record_is_found() -> None:
+    again = [undo("b", "<w1.3>"), line("undone", "b"), *began("w2"), undo("b", "<w1.3>", "w2")]
+    assert "undo" in laws(FAILED, [*TWO, *again, undo("a", "<w1.2>", "w2")], ROLLED_BACK)
+
+
+def test_an_undo_may_be_repeated_before_its_record() -> None:
+    again = [undo("b", "<w1.3>"), *began("w2"), undo("b", "<w1.3>", "w2")]
+    assert laws(FAILED, [*TWO, *again, undo("a", "<w1.2>", "w2")], ROLLED_BACK) == {}
+
+
+def test_undos_in_the_wrong_order_are_found() -> None:
+    assert "undo" in laws(FAILED, [*TWO, undo("a", "<w1.2>"), undo("b", "<w1.3>")], ROLLED_BACK)
+
+
+def test_an_undo_before_the_record_of_its_step_is_found() -> None:
+    call, begin, durable, saw = did("0", "<w1.2>")
+    lines = [*began(), call, begin, undo("a", "<w1.2>"), durable, saw, line("raised", text="no")]
+    end = End("failed", error="no", marked=(("a", "<w1.2>"),), undone=frozenset({"a"}))
+    assert "undo" in laws((UNDOABLE, lang.Fail()), lines, end)
+
+
+def test_a_step_that_is_neither_undone_nor_reported_is_found() -> None:
+    end = msgspec.structs.replace(ROLLED_BACK, undone=frozenset({"b"}))
+    lines = [*TWO, undo("b", "<w1.3>")]
+    assert "undo" in laws(FAILED, lines, end)
+    reported = msgspec.structs.replace(end, reported=frozenset({"a"}))
+    assert laws(FAILED, lines, reported) == {}
+
+
+def test_a_step_that_begins_after_the_rollback_is_found() -> None:
+    late = [line("rollback"), *began("w2"), *did("2", "<w2.2>", "w2")]
+    program = (UNDOABLE, UNDOABLE, STEP, lang.Fail())
+    undos = [undo("b", "<w1.3>", "w2"), undo("a", "<w1.2>", "w2")]
+    assert "undo" in laws(program, [*TWO, *late, *undos], ROLLED_BACK)
+
+
+def test_a_handled_failure_that_is_undone_is_found() -> None:
+    done = msgspec.structs.replace(DONE, marked=(("a", "<w1.2>"),), undone=frozenset({"a"}))
+    lines = [*began(), *did("0.0.0", "<w1.2>"), undo("a", "<w1.2>"), returned()]
+    assert "undo" in laws((lang.Try((UNDOABLE,), ()),), lines, done)
+    saga = (lang.Saga("s", (UNDOABLE,)),)
+    by_saga = msgspec.structs.replace(done, scopes=frozenset({"a"}), tried=frozenset({"a"}))
+    assert laws(saga, lines, by_saga) == {}
+    assert "undo" in laws(saga, [*lines, line("kept", "0")], by_saga)
+
+
+ASK = lang.Ask("a")
+
+
+def answered(kind: Kind, token: str) -> Line:
+    return line(kind, "", token, "op", text="question")
+
+
+def test_the_first_answer_counts() -> None:
+    lines = [*began(), *waited("0", "<er.1>"), returned("['<er.1>']")]
+    end = End("completed", "['<er.1>']", tokens=frozenset({"<er.1>"}))
+    first, second = answered("answered", "<er.1>"), answered("refused", "<er.2>")
+    assert laws((ASK,), [*lines, first, second], end) == {}
+    assert "answers" in laws((ASK,), [*lines, first, answered("answered", "<er.2>")], end)
+    assert "answers" in laws((ASK,), [*lines, first, answered("refused", "<er.1>")], end)
+
+
+def test_an_accepted_answer_that_an_expiry_overrides_is_found() -> None:
+    lines = [*began(), answered("answered", "<er.1>"), *waited("0", ""), returned("['']")]
+    assert "answers" in laws((lang.Ask("a", 50),), lines, End("completed", "['']"))

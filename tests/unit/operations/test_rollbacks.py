@@ -122,6 +122,15 @@ async def test_a_run_that_is_being_undone_is_not_rewound_or_signalled(
         await act.complete_step("t", "pay", None, by="ana")
 
 
+async def test_an_undo_that_is_not_due_is_not_skipped(runtime: Runtime, act: Operations) -> None:
+    """Otherwise the step would count as undone, and stay as it is when the run fails."""
+    await runtime.trigger(trip, False, run_id="t")
+    with pytest.raises(Refused, match="'room' is not being undone"):
+        await act.skip_step("t", "~undo:room", by="ana")
+    await runtime.cancel("t")
+    assert undone == ["seat", "room"]
+
+
 async def test_wake_starts_the_next_attempt_of_an_undo(runtime: Runtime, act: Operations) -> None:
     down.add("room")
     await runtime.trigger(trip, True, run_id="t")

@@ -1,0 +1,28 @@
+"""Which records a run keeps that begins again at a step."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def kept_before(steps: Mapping[str, Any], at: str) -> list[str]:
+    """Return the keys of the records before that of a step.
+
+    The starts and results of `step.map_runs` belong together: once they are recorded, nothing
+    reports the ends of the runs again. If `at` is between them, none of them is kept.
+    """
+    keys = list(steps)
+    before, after = keys[: keys.index(at)], keys[keys.index(at) :]
+    split = _maps_in(steps, before) & _maps_in(steps, after)
+    return [key for key in before if steps[key].get("branch") not in split]
+
+
+def _maps_in(steps: Mapping[str, Any], keys: Iterable[str]) -> set[str]:
+    """Return the branches that belong to maps of which these records are a part."""
+    return {steps[key]["branch"] for key in keys if _is_part(key, steps[key])}
+
+
+def _is_part(key: str, record: Any) -> bool:
+    kind, facts = record.get("kind"), record.get("value")
+    is_start = kind == "start" and isinstance(facts, dict) and "base" in facts
+    is_result = kind == "map" and record.get("call", key).startswith("results[")
+    return "branch" in record and (is_start or is_result)

@@ -146,10 +146,7 @@ class Execution(ActiveRun):
         if self.gated and self.stops and self.recorded(call) is None:
             # One that is not to begin must not keep the key from others.
             await self.gate(call)
-        # In a loop: of several that waited, the first to wake takes the key again.
-        while (other := self._keys_in_use.get(key)) is not None:
-            await other.wait()
-        done = self._keys_in_use[key] = asyncio.Event()
+        done = await self._take_key(key)
         try:
             if self.cache is not None and self.recorded(call) is None:
                 await self._load_from_cache(self.cache, call, key)
@@ -157,6 +154,14 @@ class Execution(ActiveRun):
         finally:
             del self._keys_in_use[key]
             done.set()
+
+    async def _take_key(self, key: str) -> asyncio.Event:
+        """Wait until no call uses the key; return what is to be set when this one has ended."""
+        # In a loop: of several that waited, the first to wake takes the key again.
+        while (other := self._keys_in_use.get(key)) is not None:
+            await other.wait()
+        done = self._keys_in_use[key] = asyncio.Event()
+        return done
 
     async def _load_from_cache(self, cache: StepCache, call: StepCall, key: str) -> None:
         """Add the record of another run to the history, where the call will find it."""

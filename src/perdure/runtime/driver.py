@@ -263,18 +263,20 @@ class Driver:
             raise
 
     def _look_for_requests(self, host: RunHost, requests: list[Requested]) -> None:
-        async def look() -> None:
-            try:
-                messages = await host.read_inbox()
-            except StoreUnavailable as error:
-                # The message stays: the next renewal of the lease finds it.
-                logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
-                return
-            requests[:] = requests_in(messages)
-            host.has_requests = bool(requests)
-            if (cancel := cancel_in(requests, host.history.rollback)) is not None:
-                host.execution.break_off(Cancelled(host.id, cancel.why))
-            elif requests:
-                host.suspension.pause()
+        self.bus.track(detached(_read_requests(host, requests)))
 
-        self.bus.track(detached(look()))
+
+async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
+    """Read what operators ask of a run, and stop it for that."""
+    try:
+        messages = await host.read_inbox()
+    except StoreUnavailable as error:
+        # The message stays: the next renewal of the lease finds it.
+        logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
+        return
+    requests[:] = requests_in(messages)
+    host.has_requests = bool(requests)
+    if (cancel := cancel_in(requests, host.history.rollback)) is not None:
+        host.execution.break_off(Cancelled(host.id, cancel.why))
+    elif requests:
+        host.suspension.pause()

@@ -392,3 +392,55 @@ async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> Non
 
     run = await Runtime(MemoryStore(), workflows=[older]).trigger(older)
     assert (run.status, done) == ("completed", ["undo", "work"])
+
+
+async def test_scopes_in_branches_are_undone_before_the_one_around_them() -> None:
+    undone: list[str] = []
+
+    @workflow("around")
+    async def around(step: Step) -> str:
+        async def inner() -> None:
+            async with step.saga("inner"):
+                await step("seat", lambda: "seat", undo=undone.append)
+                await step.sleep("wait", "1h")
+
+        try:
+            async with step.saga("outer"):
+                await step("room", lambda: "room", undo=undone.append)
+                await asyncio.gather(inner(), step("pay", decline))
+        except ValueError:
+            return "handled"
+        return "paid"
+
+    async def decline() -> None:
+        await asyncio.sleep(0.05)
+        await _fail()
+
+    async with asyncio.timeout(5):
+        run = await Runtime(MemoryStore(), workflows=[around]).trigger(around)
+    assert (run.output, undone) == ("handled", ["seat", "room"])
+
+
+async def test_a_step_that_is_recorded_while_its_block_fails_is_undone_with_it() -> None:
+    """The block ends only when no branch of it can record anything."""
+    undone: list[str] = []
+
+    async def book() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            undone.append("cancelled")
+            raise
+        return "room"
+
+    @workflow("slow-block")
+    async def slow_block(step: Step) -> str:
+        try:
+            async with step.saga("booking"):
+                await asyncio.gather(step("room", book, undo=undone.append), step("pay", _fail))
+        except ValueError:
+            undone.append("handled")
+        return "done"
+
+    run = await Runtime(MemoryStore(), workflows=[slow_block]).trigger(slow_block)
+    assert (run.output, undone) == ("done", ["cancelled", "handled"])

@@ -36,7 +36,7 @@ _TURNS, _PAUSE, _PAUSES = 100, 0.1, 100
 class LostBranch:
     """The scope of a branch that lost a race, and is replayed only for the undos of its steps."""
 
-    is_closed = True
+    is_closed = is_recorded = True
 
     def __init__(self, run: Execution) -> None:
         self.outer = SCOPE.get()
@@ -98,7 +98,7 @@ class Saga:
             await self._stop_here(self._call)
         if not isinstance(error, Exception | asyncio.CancelledError):
             return
-        if self._record is None and not run.history.owed(self._name):
+        if self._record is None and (self._is_left_to_outer or self._has_nothing_to_undo()):
             return
         self._is_closing = run.gated = True
         # In a task of its own: the block may be cancelled, once more and again, and undos are not
@@ -121,6 +121,20 @@ class Saga:
         )
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether it is recorded that this scope, or one around it, is undone."""
+        return self._record is not None or self._is_left_to_outer
+
+    @property
+    def _is_left_to_outer(self) -> bool:
+        return self.outer is not None and self.outer.is_recorded
+
+    def _has_nothing_to_undo(self) -> bool:
+        """Return whether no step is recorded, and none can be: no branch of the block runs."""
+        is_running = any(not self._is_older(branch) for branch in self._started())
+        return not is_running and not self._run.history.owed(self._name)
+
+    @property
     def is_closed(self) -> bool:
         """Whether no call without a record may begin in this scope."""
         is_closed = self._record is not None or self._is_closing
@@ -128,7 +142,8 @@ class Saga:
 
     async def stop(self, call: StepCall) -> None:
         """Let no call that has no record begin if the scope is closed."""
-        if self._is_closing:
+        if self._is_closing and call.kind != "saga":
+            # Scopes in branches that are cancelled are undone first.
             await _wait_forever(self._run, call)
         if self._record is not None:
             await self._stop_here(call)
@@ -164,6 +179,8 @@ class Saga:
         started = [branch for branch in self._started() if not self._is_older(branch)]
         await cancel_and_wait([task for task in tasks if tasks[task] in started])
         if self._record is None:
+            if not run.history.owed(self._name):
+                return {}
             self._record = await self._decide(error)
         return await undo_all(run, self._record["undoes"])
 

@@ -276,10 +276,13 @@ class _Checker:
         for at in self.at["begin"]:
             line = self.lines[at]
             identity = self.model.identity(line.path)
-            first = keys.setdefault((identity, self._generation(at)), at)
+            generation = self._generation(at)
+            first = at if self._outdated(at) else keys.setdefault((identity, generation), at)
             is_child = isinstance(self.model.commands.get(line.path), lang.Child)
-            # The child of a generation that was dropped may be under way.
-            if self.lines[first].text != line.text and not (is_child and self.cuts):
+            # The child of a generation that was dropped may be under way, and a lease that was
+            # requested before the retry may have been granted after it.
+            is_unclear = bool(self.cuts) and (is_child or self._outdated(at))
+            if self.lines[first].text != line.text and not is_unclear:
                 text = f"{identity} ran under two idempotency keys"
                 yield self._violation("identity", text, first, at)
             owner = owners.setdefault(line.text, at)

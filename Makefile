@@ -35,14 +35,12 @@ demo: $(VENV)/.bare
 demo-dashboard: $(VENV)/.dashboard
 	@$(BIN)/perdure demo
 
-# The other Pythons run beside the tests that wait for servers, and before those that measure time.
+# Not all at once: with many more processes than cores, time-outs of servers and browsers expire.
 test: $(VENV)/.dev servers pythons lint types
 	$(call say,tests: all, on real servers)
-	@mkdir -p build; scripts/pythons test $(PYTEST_ARGS) >build/pythons.log 2>&1 & others=$$!; \
-	trap 'kill $$others' INT TERM; \
-	$(ALL) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
-	wait $$others; pythons=$$?; \
-	printf '\n\033[1m== %s\033[0m\n' 'tests: on other Pythons'; cat build/pythons.log; \
+	@$(ALL) -m 'not alone' -n 3 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
+	printf '\n\033[1m== %s\033[0m\n' 'tests: on other Pythons'; \
+	scripts/pythons test $(PYTEST_ARGS); pythons=$$?; \
 	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \
 	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
 	case "$$pythons $$together $$alone" in '0 0 0' | '0 0 5' | '0 5 0') ;; *) exit 1 ;; esac

@@ -31,7 +31,7 @@ OpenPage: TypeAlias = Callable[..., Awaitable[Page]]
 Serve: TypeAlias = Callable[..., ServedDashboard]
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-TIMEOUT_MS = 5_000
+TIMEOUT_MS = 20_000
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -444,3 +444,46 @@ async def test_a_step_that_is_recorded_while_its_block_fails_is_undone_with_it()
 
     run = await Runtime(MemoryStore(), workflows=[slow_block]).trigger(slow_block)
     assert (run.output, undone) == ("done", ["cancelled", "handled"])
+
+
+@pytest.mark.parametrize("fails", ["step", "function"])
+async def test_a_scope_that_a_failure_cancelled_is_repeated_with_it(fails: str) -> None:
+    """When the run is retried, nothing cancels the scope, whose steps were undone."""
+    events: list[str] = []
+    is_broken, booked = True, asyncio.Event()
+
+    async def book(what: str) -> str:
+        events.append(what)
+        if what == "seat" and is_broken:
+            await asyncio.Event().wait()
+        return what
+
+    def pay() -> None:
+        if is_broken:
+            raise ValueError("declined")
+
+    async def paying(step: Step) -> None:
+        await booked.wait()
+        if fails == "step":
+            await step("pay", pay)
+        else:
+            pay()
+
+    async def booking(step: Step) -> None:
+        async with step.saga("booking"):
+            await step("room", book, "room", undo=lambda room: events.append(f"no {room}"))
+            booked.set()
+            await step("seat", book, "seat")
+
+    @workflow("trip")
+    async def trip(step: Step) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(booking(step))
+            group.create_task(paying(step))
+
+    runtime = Runtime(MemoryStore(), workflows=[trip])
+    assert (await runtime.trigger(trip, run_id="trip-1")).status == "failed"
+    is_broken = False
+    run = await asyncio.wait_for(runtime.retry("trip-1"), 5)
+    assert run.status == "completed"
+    assert events == ["room", "seat", "no room", "room", "seat"]

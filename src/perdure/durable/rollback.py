@@ -41,6 +41,7 @@ from perdure.snapshot.record import encode_failure, result_of
 from perdure.snapshot.rewind import kept_before
 from perdure.snapshot.rollback import (
     UNDO,
+    cancelled_at_end,
     first_of,
     last_valid_start,
     undone_by_saga,
@@ -141,8 +142,8 @@ def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
     is not repeated.
     """
     steps = history.steps()
-    sagas = [steps[key] for key in block.get("sagas", ()) if key in steps]
-    undone = [key for record in sagas for key in undone_by_saga(record)]
+    sagas = {*block.get("sagas", ()), *cancelled_at_end(steps, block.get("failed", ()))}
+    undone = [key for saga in sagas if saga in steps for key in undone_by_saga(steps[saga])]
     if history.rollback is not None:
         undone += undone_outside_sagas(steps)
     undone = [key for key in undone if key in steps]

@@ -59,6 +59,30 @@ def undone_by_saga(record: Any) -> list[str]:
     return list(value.get("undoes", ())) if isinstance(value, dict) else []
 
 
+def cancelled_at_end(steps: Steps, failed: Sequence[str]) -> list[str]:
+    """Return the keys of the scopes that what ended the run may have cancelled.
+
+    These are the ones that were cancelled after the first of the failures that ended it; or, if it
+    was no step that failed, after the last step. One that was cancelled for another reason at that
+    time only runs again, as it would after a failure of its own.
+    """
+    keys = list(steps)
+    if places := [keys.index(key) for key in failed if key in steps]:
+        first = min(places)
+    else:
+        first = max((place for place, key in enumerate(keys) if _is_users(steps, key)), default=0)
+    return [key for key in keys[first:] if _was_cancelled(steps[key])]
+
+
+def _is_users(steps: Steps, key: str) -> bool:
+    return not key.startswith(UNDO) and steps[key].get("kind") != "saga"
+
+
+def _was_cancelled(record: Any) -> bool:
+    value = record.get("value")
+    return record.get("kind") == "saga" and isinstance(value, dict) and value.get("cause") is None
+
+
 def being_undone(steps: Steps) -> set[str]:
     """Return the keys of the steps that scopes have undone or began to undo."""
     sagas = [record for record in steps.values() if record.get("kind") == "saga"]

@@ -487,3 +487,37 @@ async def test_a_scope_that_a_failure_cancelled_is_repeated_with_it(fails: str) 
     run = await asyncio.wait_for(runtime.retry("trip-1"), 5)
     assert run.status == "completed"
     assert events == ["room", "seat", "no room", "room", "seat"]
+
+
+async def test_a_cancelled_scope_that_cannot_be_undone_stays_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The block is cancelled, not failed, and a log line says what was not undone."""
+    ended_by: list[str] = []
+    booked = asyncio.Event()
+
+    def cancel_room(_: str) -> None:
+        raise ConnectionError("the hotel does not answer")
+
+    async def booking(step: Step) -> None:
+        try:
+            async with step.saga("booking", undo_retry=Retry(1)):
+                await step("room", lambda: "room", undo=cancel_room)
+                booked.set()
+                await step("seat", asyncio.Event().wait)
+        except BaseException as error:
+            ended_by.append(type(error).__name__)
+            raise
+
+    @workflow("trip")
+    async def trip(step: Step) -> str:
+        task = asyncio.create_task(booking(step))
+        await booked.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        return "stayed at home"
+
+    runtime = Runtime(MemoryStore(), workflows=[trip])
+    assert (await runtime.trigger(trip)).output == "stayed at home"
+    assert ended_by == ["CancelledError"]
+    assert "could not be undone" in caplog.text

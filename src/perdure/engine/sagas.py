@@ -9,6 +9,7 @@ instead, until the block is cancelled again as it was then.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from functools import wraps
 from itertools import chain, repeat
@@ -25,6 +26,8 @@ from perdure.result import Err
 from perdure.retry import Retry
 from perdure.snapshot.record import encode_failure, result_of
 from perdure.snapshot.rollback import SAGA, UNDO
+
+logger = logging.getLogger(__name__)
 
 UNDO_RETRY = Retry(5)
 """How undos are retried whose scope does not say it."""
@@ -110,7 +113,8 @@ class Saga:
             self._note(error, interrupted.answer)
             raise asyncio.CancelledError from None
         ended_by = self._note(error, failures)
-        if ended_by is not error:
+        # A cancellation stays one: code that catches exceptions must not stop it.
+        if ended_by is not error and isinstance(error, Exception):
             raise ended_by
 
     @property
@@ -219,6 +223,8 @@ class Saga:
         if failures:
             failed = RollbackFailed(f"saga {self._id!r}", describe(error), describe_all(failures))
             failed.__cause__ = error
+            if not isinstance(error, Exception):
+                logger.error("run %r: %s", self._run.run_id, failed)
             error = failed
         self._run.saga_failures[self._call.record_key or self._call.call] = error
         return error

@@ -236,8 +236,8 @@ class Driver:
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
             history.metadata.changed.update(definition.identity)
-        if history.rollback is None:
-            history.drop(failures_to_retry(snapshot))
+        if history.rollback is None and (failures := failures_to_retry(snapshot)):
+            history.drop(failures)
         return definition, payload, history
 
     async def _leave(

@@ -159,7 +159,6 @@ async def test_keys_are_served_fairly_and_in_order(clock: TestClock) -> None:
         assert [number for name, number in order if name == key] == list(range(size))
 
 
-@pytest.mark.parametrize("concurrency", [20, None])
 class StallingStore(MemoryStore):
     """A store whose process is stopped for ten seconds after each claim of runs in queues."""
 
@@ -192,6 +191,7 @@ async def test_a_worker_that_was_stopped_finds_what_became_due_since(clock: Test
     assert {run.status for run in await runtime.store.list()} == {"completed"}
 
 
+@pytest.mark.parametrize("concurrency", [20, None])
 async def test_more_keys_than_a_round_looks_at_have_equal_shares(
     clock: TestClock, concurrency: int | None
 ) -> None:

@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from perdure.store import Drivable, Query
+from perdure.store import Drivable, NewMessage, Query
 from perdure.stores._backend import PruneRequest
 from perdure.stores._searching import EXAMINED
 from perdure.stores.sqlite.connection import drive, execute
+from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schedule import ScheduleVerbs
 from perdure.stores.sqlite.schema import Schema
@@ -228,3 +229,22 @@ def test_a_search_examines_at_most_20000_runs(many: Recorder) -> None:
         if (position := found.stopped_at) is None:
             break
     assert pages == -(-MANY // EXAMINED)
+
+
+def test_a_message_costs_the_same_however_many_wait(few: Recorder) -> None:
+    """The log of a map receives a message from each of its children, and awaits none of them."""
+    asleep = "SELECT id FROM runs WHERE wake_at > ?"
+    [run_id] = few.connection.execute(asleep, [START * 1_000_000]).fetchone()
+    inbox = InboxVerbs(Statements("runs"), "", lambda: START * 1_000_000)
+    messages = [NewMessage(run_id, f"ended {n}", b"1", f"{n}") for n in range(2000)]
+
+    def send_all(_: object, __: object) -> Verb[Any]:
+        yield from inbox.send(messages)
+        yield from inbox.send([NewMessage(run_id, "last", b"1")])
+
+    few.run(lambda *_: inbox.send([NewMessage(run_id, "only", b"1")]))
+    only = few.steps
+    few.run(lambda *_: inbox.send(messages))
+    without_last = few.steps
+    few.run(send_all)
+    assert few.steps - without_last <= only * 1.3 + 500

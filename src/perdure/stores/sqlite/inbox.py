@@ -22,15 +22,17 @@ SEND = """
     ON CONFLICT DO NOTHING
 """
 
-# Reads the inbox instead of relying on the statement before, so it can be repeated safely.
+# Reads the inbox instead of relying on the statement before, so it can be repeated safely. CASE, since
+# SQLite would look for the message first, among all those of a run that awaits none.
 WAKE_IF_MESSAGE = """
     UPDATE $runs SET wake_at = e.now
     FROM (
         SELECT column1 AS key, column2 AS name, coalesce(column3, $clock) AS now FROM ($rows)
     ) AS e
     WHERE id = e.key AND owner IS NULL AND (wake_at IS NULL OR wake_at > e.now)
-        AND e.name IN (SELECT value FROM json_each(awaits))
-        AND EXISTS (SELECT 1 FROM $inbox WHERE run = e.key AND taken = 0 AND name = e.name)
+        AND CASE WHEN e.name IN (SELECT value FROM json_each(awaits)) THEN EXISTS (
+            SELECT 1 FROM $inbox WHERE run = e.key AND taken = 0 AND name = e.name
+        ) END
 """
 
 RECIPIENTS = """

@@ -25,7 +25,7 @@ async def serve(url: str) -> None:
 
 def work(url: str) -> None:
     """Be a worker process, without the pauses, which are long on a machine that is busy."""
-    pruning.SHARE = 1.0
+    pruning.SHARE = pruning.LARGEST_SHARE = 1.0
     asyncio.run(serve(url))
 
 

@@ -73,6 +73,16 @@ def test_batches_follow_the_speed_of_the_store() -> None:
     assert pace.pause > 100 * busy
 
 
+def test_pauses_become_shorter_while_runs_are_left() -> None:
+    """Otherwise more runs might end than are removed."""
+    pauses = []
+    for hours in (0, 0.5, 1, 2, 4, 5, 9000):
+        pace = Pace()
+        pace.took(TARGET, timedelta(hours=hours))
+        pauses.append(pace.pause)
+    assert pauses[0] == pauses[1] > pauses[2] > pauses[3] > pauses[4] == pauses[5] == pauses[6]
+
+
 def test_a_store_that_answers_at_once_is_not_waited_for() -> None:
     pace = Pace()
     pace.took(0)

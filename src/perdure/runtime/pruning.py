@@ -32,11 +32,12 @@ GRACE = timedelta(minutes=5)
 SMALLEST, LARGEST = 10, 1000
 """How many runs are removed at once."""
 
-TARGET = 0.005
+TARGET = 0.002
 """How many seconds a batch should take: other writers wait for the store about this long."""
 
-SHARE = 0.02
-"""The largest share of the time that the store may be busy removing runs."""
+SHARE, LARGEST_SHARE = 0.01, 0.16
+"""The share of the time that the store may be busy removing runs: in the first hour, so that fewer
+than one in a hundred writes waits, and at most. It doubles with each hour that is not enough."""
 
 LONGEST_PAUSE = 10.0
 _PAGE = 500
@@ -73,14 +74,16 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.limit = 100
+        self.limit = SMALLEST
         self.pause = 0.0
 
-    def took(self, seconds: float) -> None:
-        """Adapt to a batch that took so long."""
+    def took(self, seconds: float, behind: timedelta = timedelta(0)) -> None:
+        """Adapt to a batch that took so long, `behind` after the removal began."""
         wanted = self.limit * TARGET / max(seconds, 1e-6)
         self.limit = int(min(max(wanted, self.limit / 2, SMALLEST), self.limit * 2, LARGEST))
-        self.pause = min(seconds * (1 / SHARE - 1), LONGEST_PAUSE)
+        hours = min(max(behind // timedelta(hours=1), 0), 10)
+        share = min(SHARE * 2**hours, LARGEST_SHARE)
+        self.pause = min(seconds * (1 / share - 1), LONGEST_PAUSE)
 
 
 class Pruner:
@@ -124,7 +127,7 @@ class Pruner:
                 await self._clock.sleep(pace.pause)
                 began, limit = self._clock.monotonic(), pace.limit
                 count = await self._prune(kind, limit)
-                pace.took(self._clock.monotonic() - began)
+                pace.took(self._clock.monotonic() - began, self._clock.now() - self._now)
                 if count:
                     yield Removed(kind, count)
 

@@ -22,8 +22,8 @@ SEND = """
     ON CONFLICT DO NOTHING
 """
 
-# Reads the inbox instead of relying on the statement before, so it can be repeated safely. CASE, since
-# SQLite would look for the message first, among all those of a run that awaits none.
+# Reads the inbox instead of relying on the statement before, so it can be repeated safely. With
+# CASE, since SQLite would look for the message first, among all those of a run that awaits none.
 WAKE_IF_MESSAGE = """
     UPDATE $runs SET wake_at = e.now
     FROM (

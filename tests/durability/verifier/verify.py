@@ -21,9 +21,9 @@ _COPIES = 6
 Opened = Callable[[], AbstractContextManager[Place]]
 
 
-def simulate_seed(seed: str, tally: Tally) -> Failure | None:
+def simulate_seed(seed: str, tally: Tally, *, undos: bool = True) -> Failure | None:
     """Simulate the program of a seed; return its failure, shrunk, if it violates a law."""
-    program, at = generate(seed, Mix()), Conditions.draw(seed)
+    program, at = generate(seed, Mix(undos=undos)), Conditions.draw(seed)
     tally.programs += 1
     violations, lines = simulate(program, at, tally)
     if not violations:
@@ -41,11 +41,17 @@ def simulate_seed(seed: str, tally: Tally) -> Failure | None:
 
 
 def run_seed(
-    opened: Opened, seed: str, tally: Tally, *, size: int = BATCH, trouble: float = 4
+    opened: Opened,
+    seed: str,
+    tally: Tally,
+    *,
+    size: int = BATCH,
+    trouble: float = 4,
+    undos: bool = True,
 ) -> list[Failure]:
     """Run a batch of programs of a seed on a fresh store; return those that violate a law."""
     with opened() as place:
-        mix = Mix(transactions=place.store in INSERTS, threads=True)
+        mix = Mix(transactions=place.store in INSERTS, threads=True, undos=undos)
         programs = [generate(f"{seed}/{number}", mix) for number in range(size)]
         tally.programs += len(programs)
         ran = asyncio.run(run_programs(place, programs, seed, trouble, tally))

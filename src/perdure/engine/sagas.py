@@ -200,16 +200,10 @@ class Saga:
     async def _decide(self, error: BaseException) -> dict[str, Any]:
         """Record that the scope is undone, and why."""
         run, call = self._run, self._call
-        if run.gated:
-            await run.gate(call)
-        run.begin(call)
-        run.branches.begin(call)
-        try:
+        async with run.in_flight(call):
             value = {"undoes": run.history.owed(self._name), "cause": self._encode(error)}
             decision: dict[str, Any] = await run.succeed(call, value)
             return decision
-        finally:
-            run.branches.end(call)
 
     def _encode(self, error: BaseException) -> Any:
         """Return what ended the block as JSON; `None` if the block was cancelled."""

@@ -14,6 +14,8 @@ QUICK  := tests/test_architecture.py tests/test_wording.py tests/unit tests/guid
 say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+# Some machines set this. Each of the many processes of the tests would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help docs demo demo-dashboard test verify check fmt bench lint types servers pythons dist clean
 

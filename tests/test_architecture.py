@@ -3,8 +3,9 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,6 @@ def modules() -> list[Module]:
 
 MODULES = modules()
 NAMES = {module.name for module in MODULES}
-every_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 
 
 def unit_of(name: str) -> str:
@@ -206,7 +206,8 @@ def level_of(name: str) -> int:
     return LEVEL.get(unit_of(name), 0)
 
 
-def imports_of(module: Module) -> Iterator[Import]:
+@cache
+def imports_of(module: Module) -> Sequence[Import]:
     tree = ast.parse(module.path.read_text(), str(module.path))
     lazy = {
         node
@@ -214,14 +215,15 @@ def imports_of(module: Module) -> Iterator[Import]:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for node in ast.walk(function)
     }
+    found: list[Import] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield resolve(node.lineno, alias.name, None, node in lazy)
+            found += [resolve(node.lineno, each.name, None, node in lazy) for each in node.names]
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                found = resolve(node.lineno, node.module or "", alias.name, node in lazy)
-                yield Import(**{**vars(found), "relative": node.level > 0})
+                target = resolve(node.lineno, node.module or "", alias.name, node in lazy)
+                found.append(replace(target, relative=node.level > 0))
+    return found
 
 
 def resolve(line: int, source: str, name: str | None, inside_function: bool) -> Import:
@@ -233,90 +235,84 @@ def resolve(line: int, source: str, name: str | None, inside_function: bool) -> 
     return Import(line, target, ours=True, inside_function=inside_function)
 
 
-def refuse(module: Module, problems: list[str]) -> None:
-    if problems:
-        pytest.fail(f"{module.path.name}: " + "; ".join(problems), pytrace=False)
+def all_imports() -> Iterator[tuple[Module, Import]]:
+    return ((module, each) for module in MODULES for each in imports_of(module))
 
 
-@every_module
-def test_every_module_has_a_row(module: Module) -> None:
-    """A module that is not in the table was not thought about."""
-    assert unit_of(module.name) in LEVEL, f"add {module.name} to ROWS at its level"
+def our_imports() -> Iterator[tuple[Module, Import]]:
+    return ((module, each) for module, each in all_imports() if each.ours)
 
 
-@every_module
-def test_imports_point_down(module: Module) -> None:
-    """A file imports only from lower rows, or from its own unit."""
-    unit = unit_of(module.name)
-    level = level_of(module.name)
-    refuse(
-        module,
-        [
-            f"line {each.line} imports {each.target}, which is not below {unit}"
-            for each in imports_of(module)
-            if each.ours and unit_of(each.target) != unit and level_of(each.target) >= level
-            if (unit, each.target) not in DEFAULTS
-        ],
-    )
-
-
-@every_module
-def test_imports_inside_a_package_point_down(module: Module) -> None:
-    """Inside `engine`, `durable` and `runtime`, too, imports go one way."""
-    package, _, own = module.name.partition(".")
-    levels = {name: level for level, row in enumerate(INSIDE.get(package, ())) for name in row}
-    if not levels or module.is_package or unit_of(module.name) != package:
-        return
-    assert own in levels, f"add {own} to INSIDE[{package!r}] at its level"
-    siblings = [
-        (each.line, each.target.partition(".")[2])
-        for each in imports_of(module)
-        if each.ours and unit_of(each.target) == package
+def refuse(problems: Iterable[tuple[Module, Import, str]]) -> None:
+    """Fail with all imports that break a rule."""
+    lines = [
+        f"{module.path.relative_to(SOURCE)}:{each.line} imports {each.target}{why}"
+        for module, each, why in problems
     ]
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+def test_every_module_has_a_row() -> None:
+    """A module that is not in the table was not thought about."""
+    missing = [module.name for module in MODULES if unit_of(module.name) not in LEVEL]
+    assert missing == [], "add them to ROWS, each at its level"
+
+
+def test_imports_point_down() -> None:
+    """A file imports only from lower rows, or from its own unit."""
     refuse(
-        module,
-        [
-            f"line {line} imports {name or package}, which is not above {own}"
-            for line, name in siblings
-            if levels.get(name, len(levels)) >= levels[own]
-        ],
+        (module, each, f", which is not below {unit}")
+        for module, each in our_imports()
+        if (unit := unit_of(module.name)) != unit_of(each.target)
+        and level_of(each.target) >= level_of(module.name)
+        and (unit, each.target) not in DEFAULTS
     )
 
 
-@every_module
-def test_stores_and_caches_see_only_the_contracts(module: Module) -> None:
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_inside_a_package_point_down(package: str) -> None:
+    """Inside `engine`, `durable` and `runtime`, too, imports go one way."""
+    levels = {
+        f"{package}.{name}": level for level, row in enumerate(INSIDE[package]) for name in row
+    }
+    inside = {
+        module.name
+        for module in MODULES
+        if unit_of(module.name) == package and not module.is_package
+    }
+    assert inside - levels.keys() == set(), f"add them to INSIDE[{package!r}], each at its level"
+    refuse(
+        (module, each, f", which is not above {module.name}")
+        for module, each in our_imports()
+        if module.name in inside and unit_of(each.target) == package
+        if levels.get(each.target, len(levels)) >= levels[module.name]
+    )
+
+
+def test_stores_and_caches_see_only_the_contracts() -> None:
     """A store knows the contract and the values in it; it does not know the engine."""
-    if unit_of(module.name) not in SEPARATE_SIBLINGS:
-        return
     refuse(
-        module,
-        [
-            f"line {each.line} imports {each.target}"
-            for each in imports_of(module)
-            if each.ours and unit_of(each.target) not in {*CONTRACT, unit_of(module.name)}
-            if level_of(each.target) >= LEVEL["engine"]
-        ],
+        (module, each, "")
+        for module, each in our_imports()
+        if (unit := unit_of(module.name)) in SEPARATE_SIBLINGS
+        and unit_of(each.target) not in {*CONTRACT, unit}
+        and level_of(each.target) >= LEVEL["engine"]
     )
 
 
-@every_module
-def test_alternatives_do_not_know_each_other(module: Module) -> None:
+def test_alternatives_do_not_know_each_other() -> None:
     """A backend imports its own package and `_` files; only `stores/__init__` knows them all."""
-    package, _, own = module.name.partition(".")
-    if package not in SEPARATE_SIBLINGS or not own:
-        return
     refuse(
-        module,
-        [
-            f"line {each.line} imports its sibling {each.target}"
-            for each in imports_of(module)
-            if each.ours and is_foreign_sibling(package, own, each.target)
-        ],
+        (module, each, ", its sibling")
+        for module, each in our_imports()
+        if is_foreign_sibling(module.name, each.target)
     )
 
 
-def is_foreign_sibling(package: str, own: str, target: str) -> bool:
-    if target.split(".")[0] != package:
+def is_foreign_sibling(name: str, target: str) -> bool:
+    package, _, own = name.partition(".")
+    if package not in SEPARATE_SIBLINGS or not own or target.split(".")[0] != package:
         return False
     mine, sibling = own.split(".")[0], target.partition(".")[2].split(".")[0]
     if (f"{package}.{mine}", f"{package}.{sibling}") in NEIGHBOURS:
@@ -324,16 +320,12 @@ def is_foreign_sibling(package: str, own: str, target: str) -> bool:
     return sibling != mine and not sibling.startswith("_")
 
 
-@every_module
-def test_private_files_are_imported_only_from_beside_them(module: Module) -> None:
+def test_private_files_are_imported_only_from_beside_them() -> None:
     """A leading `_` means: only files of the same unit or folder import this."""
     refuse(
-        module,
-        [
-            f"line {each.line} imports the private {each.target}"
-            for each in imports_of(module)
-            if each.ours and not may_see(module, each.target)
-        ],
+        (module, each, ", which is private")
+        for module, each in our_imports()
+        if not may_see(module, each.target)
     )
 
 
@@ -350,44 +342,30 @@ def is_private(part: str) -> bool:
     return part.startswith("_") and not part.startswith("__")
 
 
-@every_module
-def test_imports_are_absolute(module: Module) -> None:
-    refuse(
-        module, [f"line {each.line} is relative" for each in imports_of(module) if each.relative]
-    )
+def test_imports_are_absolute() -> None:
+    refuse((module, each, ", relatively") for module, each in all_imports() if each.relative)
 
 
-@every_module
-def test_imports_wait_only_for_optional_packages(module: Module) -> None:
+def test_imports_wait_only_for_optional_packages() -> None:
     """Inside a function: a backend's driver, or a backend of ours from the place that names it."""
-    allowed = unit_of(module.name) in LAZY
     refuse(
-        module,
-        [
-            f"line {each.line} imports {each.target} inside a function"
-            for each in imports_of(module)
-            if each.inside_function
-            if (unit_of(module.name), each.target) not in DEFAULTS
-            if (not allowed or each.target.split(".")[0] in sys.stdlib_module_names)
-        ],
+        (module, each, " inside a function")
+        for module, each in all_imports()
+        if each.inside_function
+        and ((unit := unit_of(module.name)), each.target) not in DEFAULTS
+        and (unit not in LAZY or each.target.split(".")[0] in sys.stdlib_module_names)
     )
 
 
-@every_module
-def test_the_core_needs_only_its_two_dependencies(module: Module) -> None:
+def test_the_core_needs_only_its_two_dependencies() -> None:
     """What a bare install lacks is imported only by the parts that an extra brings."""
-    if unit_of(module.name) in OPTIONAL and module.name not in OPTIONAL:
-        return
+    installed = sys.stdlib_module_names | DEPENDENCIES | FOR_TYPE_CHECKERS
     refuse(
-        module,
-        [
-            f"line {each.line} imports {each.target}, which a bare install lacks"
-            for each in imports_of(module)
-            if not each.ours
-            and not each.inside_function
-            and each.target.split(".")[0]
-            not in sys.stdlib_module_names | DEPENDENCIES | FOR_TYPE_CHECKERS
-        ],
+        (module, each, ", which a bare install lacks")
+        for module, each in all_imports()
+        if unit_of(module.name) not in OPTIONAL or module.name in OPTIONAL
+        if not each.ours and not each.inside_function
+        if each.target.split(".")[0] not in installed
     )
 
 

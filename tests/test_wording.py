@@ -216,27 +216,28 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", checked_files(), ids=name_of)
-def test_the_words_are_plain_english(path: Path) -> None:
+def test_the_words_are_plain_english() -> None:
     """If one is used in another meaning, add its context to `ALLOWED` or `EXCEPTIONS`."""
     problems = [
-        f"line {line}: {words!r}; write: {instead}"
+        f"{name_of(path)}:{line}: {words!r}; write: {instead}"
+        for path in checked_files()
         for prose in prose_of(path)
         for line, words, instead in problems_of(prose)
         if (name_of(path), words.lower()) not in EXCEPTIONS
     ]
     if problems:
-        pytest.fail(f"{name_of(path)}\n  " + "\n  ".join(sorted(problems)), pytrace=False)
+        pytest.fail("\n".join(problems), pytrace=False)
 
 
-@pytest.mark.parametrize(
-    "page", [path for path in checked_files() if path.suffix == ".md"], ids=name_of
-)
-def test_the_lines_of_a_page_are_wrapped(page: Path) -> None:
+def test_the_lines_of_pages_are_wrapped() -> None:
     """Tables, code and links cannot be wrapped."""
-    text = CODE.sub(blank, page.read_text())
-    lines = [line for line in text.splitlines() if not line.startswith("|")]
-    assert [line for line in lines if len(line) > MAX_COLUMNS] == []
+    assert [
+        f"{name_of(page)}: {line}"
+        for page in checked_files()
+        if page.suffix == ".md"
+        for line in CODE.sub(blank, page.read_text()).splitlines()
+        if len(line) > MAX_COLUMNS and not line.startswith("|")
+    ] == []
 
 
 PLANTED = {

@@ -18,10 +18,11 @@ AWAITLY = """
     CREATE INDEX IF NOT EXISTS perdure_runs_updated_at_idx ON perdure_runs (updated_at DESC);
 """
 
-# How connections are pooled does not depend on the server: one of the two is enough.
+# Neither the pooling of connections nor the type of a column depends on the version of the server.
 on_one_server = pytest.mark.parametrize("postgres_server", ["debian"], indirect=True)
 
 
+@on_one_server
 class TestOnAwaitlysTable(PostgresConformance):
     """In a table that awaitly created, whose snapshots are jsonb."""
 

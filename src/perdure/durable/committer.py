@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast
 
 from perdure.clock import Clock, SystemClock
-from perdure.engine.tasks import Interrupted, detached, outside_runs
+from perdure.engine.tasks import POSITION, Interrupted, detached
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import (
     Entry,
@@ -129,17 +129,19 @@ class BatchQueue(Generic[Q, A]):
         return self._write_now(request)
 
     async def _write_now(self, request: Q) -> A:
-        while len(self._queue) >= self._max_waiting and not self._closed:
-            await self._wait_for_room()
-        if self._closed:
-            raise StoreClosed("the committer is closed; nothing more can be written through it")
-        if self._busy:
-            return await self._enqueue(request).wait()
+        if self._busy or self._closed:
+            while len(self._queue) >= self._max_waiting and not self._closed:
+                await self._wait_for_room()
+            if self._closed:
+                raise StoreClosed("the committer is closed; nothing more can be written through it")
+            if self._busy:
+                return await self._enqueue(request).wait()
         self._busy = True
+        # Tasks that the store starts are not branches of the run that happens to write. By hand,
+        # since `outside_runs` is two more calls for each step.
+        token = POSITION.set(None)
         try:
-            # Tasks that the store starts are not branches of the run that happens to write.
-            with outside_runs():
-                (answer,) = await self._send([request])
+            (answer,) = await self._send([request])
         except (asyncio.CancelledError, StoreUnavailable) as error:
             # It may have been written or not: the store knows when it is sent again.
             pending = self._enqueue(request, first=True)
@@ -149,7 +151,12 @@ class BatchQueue(Generic[Q, A]):
             self._flush_next()
             failure = _as_store_error(error)
             raise failure from failure.__cause__
-        self._flush_next()
+        finally:
+            POSITION.reset(token)
+        if self._queue or self._idle is not None:
+            self._flush_next()
+        else:
+            self._busy = False
         return answer
 
     def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
@@ -320,12 +327,18 @@ class Committer:
                 queue.observe(self._observers)
         self._observers.add(callback)
 
+    def appender(self, run_id: str) -> Callable[[Entry], Coroutine[Any, Any, Verdict]]:
+        """Return a function that returns the verdict on an entry of a run once it is durable.
+
+        The entries of a run keep their order.
+        """
+        # One queue for a run: if an entry could overtake another, the store would take the late one
+        # for a repetition.
+        return self._entries[hash(run_id) % len(self._entries)].submit
+
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
-        """Return the verdict on an entry once it is durable; a run's entries keep their order."""
-        queues = self._entries
-        # By run: if an entry of a run could overtake another, the store would take the late one for
-        # a repetition.
-        return queues[hash(entry.id) % len(queues)].submit(entry)
+        """Return the verdict on an entry once it is durable."""
+        return self.appender(entry.id)(entry)
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
         """Return the lease that was requested, or the reason why not."""

@@ -95,6 +95,11 @@ class History(Records):
         """How often the run began again from an earlier point, counted from 1."""
         return generation_of(self.metadata)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next write has more to say than that a step was recorded."""
+        return bool(self.waits.changed or self.metadata.changed or self.outbox.changed)
+
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add records that were made before, by us or by another writer of the format."""
         super().load(records)

@@ -24,11 +24,18 @@ _STEP_DELTA = (
     b'{"formatVersion":1,"steps":{%b:%b%b},'
     b'"execution":{"status":"running","lastUpdated":"%b","currentStepId":%b}%b}'
 )
+_PLAIN_STEP_DELTA = _STEP_DELTA % (b"%b", b"%b", b"", b"%b", b"%b", b"")
 _WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b%b}'
 
 _OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
 _KEPT = ("pending", "rollback")
 """What stays in `execution` until a later one has it too: most entries of a journal do not."""
+
+
+def plain_step_delta(key: str, record: bytes, at: str) -> bytes:
+    """Return the journal entry for the record of a step, if there is nothing else to write."""
+    name = dumps(key)
+    return _PLAIN_STEP_DELTA % (name, record, at.encode(), name)
 
 
 def step_delta(

@@ -227,7 +227,7 @@ class MemoryBackend:
             return verdict
 
     def _append(self, entry: Entry) -> Verdict:
-        run = self._find(entry.id)
+        run = self.runs.get(self.prefix + entry.id)
         if run is None:
             return Verdict.UNKNOWN
         if entry.epoch != run.epoch:

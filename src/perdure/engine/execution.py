@@ -6,7 +6,7 @@ that arrives in the meantime is postponed, so the outcome of a write is always k
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -195,14 +195,7 @@ class Execution(ActiveRun):
             token = POSITION.set(call)
             try:
                 try:
-                    if self.around is not None:
-                        value = await self.around.step(call, partial(self._attempts, call))
-                    elif call.retries is not None or call.timeout is not None or call.limit:
-                        value = await self._attempts(call)
-                    elif is_awaited(call.fn):
-                        value = await call.fn(*call.args)
-                    else:
-                        value = await invoke(call.fn, call.args)
+                    value = await self._invoke(call)
                 finally:
                     POSITION.reset(token)
             except Exception as error:  # noqa: BLE001  # the user's function
@@ -226,6 +219,15 @@ class Execution(ActiveRun):
             return encoded.value
         finally:
             self.branches.end(call)
+
+    def _invoke(self, call: StepCall) -> Awaitable[Any]:
+        """Return what calls the function of a step: mostly the function's own coroutine."""
+        if self.around is not None:
+            return self.around.step(call, partial(self._attempts, call))
+        if call.retries is not None or call.timeout is not None or call.limit:
+            return self._attempts(call)
+        fn: Callable[..., Awaitable[Any]] = call.fn
+        return fn(*call.args) if is_awaited(fn) else invoke(fn, call.args)
 
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))

@@ -13,7 +13,7 @@ from perdure.errors import (
     StoreCorrupted,
     StoreError,
 )
-from perdure.snapshot import Snapshot, merge_snapshots
+from perdure.snapshot import Snapshot, is_merged, merge_snapshots
 from perdure.store import Grant, Lease, Message
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,12 @@ def reading(id: str, *errors: type[Exception]) -> Generator[None]:
 
 
 def merged(snapshot: object, *deltas: object) -> Snapshot:
-    """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`."""
+    """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`.
+
+    The snapshot is the caller's own: it may be returned as it is.
+    """
+    if not deltas and is_merged(snapshot):
+        return cast("Snapshot", snapshot)
     whole = merge_snapshots(
         cast("Snapshot", snapshot), *cast("Sequence[Mapping[str, object]]", deltas)
     )

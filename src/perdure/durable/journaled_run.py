@@ -102,6 +102,13 @@ class JournaledRun(RunHost):
         self.lose()
         return LeaseLost(self.id)
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is nothing to append, nor to deliver for the previous owner."""
+        return not (
+            self.history.waits.changed or self.history.outbox or self.history.outbox.changed
+        )
+
     async def persist(self) -> None:
         """Append the waits that began or ended, and what the run does to other runs."""
         if self.history.waits.changed or self.history.outbox.changed:
@@ -121,7 +128,10 @@ class JournaledRun(RunHost):
         First, so that no answer is accepted that would be lost. One that was accepted before stays
         on record as an act. Return whether the caller was cancelled in the meantime.
         """
-        history, awaited = self.history, {wait.get("event") for wait in kept}
+        history = self.history
+        if not history.asks:
+            return False
+        awaited = {wait.get("event") for wait in kept}
         dropped = [wait for event, wait in history.asks.items() if event not in awaited]
         if not dropped:
             return False

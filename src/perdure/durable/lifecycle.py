@@ -92,7 +92,7 @@ async def rewrite(host: RunHost, *, wake_at: datetime | None = None) -> None:
 async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | None:
     """Run the function until it ends, and return its result.
 
-    Return `None` if the run was suspended or broken off: `host.suspension.suspended` has the waits,
+    Return `None` if the run was suspended or broken off: `host.suspended` has the waits,
     `host.execution.broken` the reason. If the caller is cancelled, the run is released.
     """
     execution = Execution(
@@ -105,7 +105,8 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         emit=program.bus.publish if program.bus else None,
         host=host,
     )
-    await save_first(host)
+    if not host.is_saved:
+        await save_first(host)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)

@@ -89,7 +89,8 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
         finally:
             # First: branches that are cancelled now must not begin another step.
             run.end()
-            await run.branches.unwind()
+            if len(run.branches.tasks) > 1:
+                await run.branches.unwind()
 
 
 async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:

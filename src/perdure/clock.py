@@ -73,6 +73,8 @@ class SystemClock:
 
 def check_clock(clock: object, parameter: str = "clock") -> Clock:
     """Check for an object with the methods of a `Clock`."""
+    if type(clock) is SystemClock:
+        return clock
     methods = (getattr(clock, name, None) for name in ("now", "monotonic", "sleep"))
     if isinstance(clock, type) or not all(map(callable, methods)):
         raise InvalidArgument(parameter, clock, "a Clock: an object with now, monotonic and sleep")
@@ -133,6 +135,8 @@ def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
     A string consists of numbers with units (ms, s, m, h, d, w, or their longer names): `"1h30m"`,
     `"2 days"`.
     """
+    if type(value) is timedelta and value.days >= 0:
+        return value
     try:
         duration = _read_duration(value)
     except OverflowError:

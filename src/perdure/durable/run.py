@@ -141,7 +141,10 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         host = open_host(session, request.id, History(request.id, stored), grant)
         await host.settle(stored["execution"], Rest("completed"))
         return result
-    host = await _resume(session, request, grant, stored)
+    if stored is None:
+        host = _begin(session, request, grant)
+    else:
+        host = await _resume(session, request, grant, stored)
     is_undone = host.history.rollback is not None
     result = await _continue(host, request)
     if is_undone or host.history.rollback is None:
@@ -185,8 +188,15 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     )
 
 
+def _begin(session: Session, request: Request, grant: Grant | None) -> RunHost:
+    """Return the host of a new run."""
+    history = History(request.id)
+    history.metadata.update(request.metadata, seed=request.seed)
+    return open_host(session, request.id, history, grant)
+
+
 async def _resume(
-    session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
+    session: Session, request: Request, grant: Grant | None, stored: Snapshot
 ) -> RunHost:
     """Return the host of the run as this version continues it.
 
@@ -196,7 +206,7 @@ async def _resume(
     host = open_host(session, request.id, History(request.id, stored), grant)
     try:
         generation = host.history.generation
-        migrated = None if stored is None else await _at_version(request, stored)
+        migrated = await _at_version(request, stored)
     except BaseException:
         await log_failure(host.release())
         raise

@@ -113,8 +113,11 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     timer = _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
     task = detached(run_function(execution, body, announce=program.is_function))
+    # Not `await task`: that would cancel the task when the caller is cancelled.
+    ended: asyncio.Future[None] = host.session.loop.create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:
-        await _ended(task)
+        await ended
     except asyncio.CancelledError:
         # Whatever the function catches: it begins no further step.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
@@ -160,13 +163,6 @@ def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None
         execution.break_off(error)
 
     return detached(wait())
-
-
-async def _ended(task: Task) -> None:
-    """Wait for a task without cancelling it when the caller is cancelled."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
-    await ended
 
 
 def _cancelled_itself(host: RunHost) -> Cancelled:

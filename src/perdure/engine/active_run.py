@@ -84,6 +84,11 @@ class ActiveRun:
         self._over = self._warned = False
 
     @property
+    def has_listeners(self) -> bool:
+        """Whether events of the run are published."""
+        return self._emit is not None
+
+    @property
     def live(self) -> bool:
         """Whether steps can still be recorded."""
         return self._broken is None and not self._over

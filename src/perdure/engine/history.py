@@ -232,6 +232,8 @@ class History(Records):
 
         Some of them may have ended.
         """
+        if not self.waits and not self.children:
+            return []
         # A call that still waits for its run has no record: the wait says which run that is.
         starts = [
             *self.children,

@@ -17,6 +17,7 @@ from perdure.snapshot import StepRecord
 from perdure.validation import RESERVED
 
 _SUCCESS = b'{"ok":true'
+_NOTHING: frozenset[str] = frozenset()
 
 Stored: TypeAlias = bytes | StepRecord
 """A record as it is kept: JSON, or the dict that was loaded."""
@@ -59,7 +60,7 @@ class Records:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
-        self._skipped: frozenset[str] = frozenset()
+        self._skipped = _NOTHING
         self.last_key: str | None = None
         self.warnings: list[Any] = []
 

@@ -1,8 +1,7 @@
 """Runs that cannot be read: named in an error, and left out of claims."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -45,16 +44,24 @@ class Release(Protocol):
     ) -> None: ...
 
 
-@contextmanager
-def reading(id: str, *errors: type[Exception]) -> Generator[None]:
-    """Raise `StoreCorrupted`, naming the run, if its data cannot be read.
+class reading:  # noqa: N801  # a context manager, like contextlib.suppress
+    """Raises `StoreCorrupted`, naming the run, if its data cannot be read.
 
     `errors` are the driver's exceptions for such data.
     """
-    try:
-        yield
-    except _UNREADABLE + errors as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+
+    __slots__ = ("_errors", "_id")
+
+    def __init__(self, id: str, *errors: type[Exception]) -> None:
+        self._id = id
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and isinstance(error, _UNREADABLE + self._errors):
+            raise StoreCorrupted(f"run {self._id!r} cannot be read: {error}") from error
 
 
 def merged(snapshot: object, *deltas: object) -> Snapshot:

@@ -167,6 +167,9 @@ class StoreShell(AsyncCloseable, Generic[B]):
         if not requests:
             return []
         answers = await self._backend.acquire(requests)
+        grants = [answer for answer in answers if isinstance(answer, Grant)]
+        if len(grants) == len(answers):
+            return grants
         unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
         if unreadable:
             await self._postpone(unreadable)

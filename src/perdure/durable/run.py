@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from random import SystemRandom
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from perdure import codec
 from perdure.clock import Clock
@@ -56,8 +58,7 @@ OnVersionMismatch: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One call of `run`."""
 
     id: str
@@ -73,7 +74,7 @@ class Request:
     replay_errors: bool
     wait: timedelta
     clock: Clock
-    seed: str = field(default_factory=lambda: new_seed(SystemRandom()))
+    seed: str = msgspec.field(default_factory=lambda: new_seed(SystemRandom()))
 
     def session(self) -> Session:
         """Return the session of the call's store; enter it to use it."""

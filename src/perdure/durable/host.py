@@ -48,7 +48,8 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
-    `has_requests` says that the inbox has requests of operators.
+    `has_requests` says that the inbox has requests of operators. Middleware is told `due_at`: when
+    the run became due, if that is known.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RunHost(calls.RunHost, ABC):
         self.on_message: Callable[[], None] | None = None
         self.outbox: Outbox | None = None
         self.around: Around | None = None
+        self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
         self.has_requests = False
         self._execution: Execution | None = None

@@ -37,8 +37,8 @@ class Program(Environment, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
-    called around the function and its steps, and told when the run became due. Listeners are told
-    how it ends if it is the run's function.
+    called around the function and its steps. Listeners are told how it ends if it is the run's
+    function.
     """
 
     body: Body
@@ -49,7 +49,6 @@ class Program(Environment, frozen=True, kw_only=True):
     always_replay: bool = False
     is_function: bool = True
     around: tuple[Middleware, ...] = ()
-    due_at: datetime | None = None
 
 
 def open_host(
@@ -141,7 +140,7 @@ def _with_middleware(execution: Execution, host: RunHost, program: Program) -> B
     if not program.around:
         return program.body
     epoch = 0 if host.lease is None else host.lease.epoch
-    activation = Activation(epoch, host.takeovers, program.due_at)
+    activation = Activation(epoch, host.takeovers, host.due_at)
     around = host.around = Around(program.around, execution, activation)
     if around.has_steps:
         execution.around = around

@@ -135,9 +135,9 @@ class Driver:
         rested: Rested | None = None
         try:
             with self.deps.in_use() as deps:
-                # Only middleware is told.
-                due_at = due_at_of(grant.snapshot, grant.now) if self.around else None
-                program = self._program(host, definition, payload, deps, due_at)
+                if self.around:
+                    host.due_at = due_at_of(grant.snapshot, grant.now)
+                program = self._program(host, definition, payload, deps)
                 drive = run_to_rest if history.rollback is None else roll_back
                 result = await drive(host, program)
             rested = await self._leave(host, result, definition, requests)
@@ -152,7 +152,6 @@ class Driver:
         definition: Definition[Any, Any],
         payload: object,
         deps: Any,
-        due_at: datetime | None,
     ) -> Program:
         # Listeners and middleware are told of the user's runs.
         is_system = isinstance(definition, SystemWorkflow)
@@ -161,7 +160,6 @@ class Driver:
             random=self.random,
             bus=Bus() if is_system else self.bus,
             around=() if is_system else self.around,
-            due_at=due_at,
             errors=definition.scope,
             types=definition.types,
             payload=payload,

@@ -260,9 +260,14 @@ def dumps(data: JSONValue) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CodecError(f"cannot be written as JSON: {error}") from error
     # Since Python 3.14 only the stack limits the depth, and more can be written than read again.
-    if text.count(b"[") + text.count(b"{") > _MANY_CONTAINERS and not _is_readable(data):
+    # Most texts are too short for that: their containers need not be counted.
+    if len(text) > _MANY_CONTAINERS and _has_many_containers(text) and not _is_readable(data):
         raise CodecError("cannot be written as JSON: nested too deep to be read again")
     return text
+
+
+def _has_many_containers(text: bytes) -> bool:
+    return text.count(b"[") + text.count(b"{") > _MANY_CONTAINERS
 
 
 def _is_readable(data: JSONValue) -> bool:

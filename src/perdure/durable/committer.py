@@ -11,10 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
 
 from perdure.clock import Clock, SystemClock
-from perdure.engine.tasks import Interrupted, detached, outside_runs
+from perdure.engine.tasks import POSITION, Interrupted, detached
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import (
     Entry,
@@ -49,12 +50,12 @@ class _Pending(Generic[Q, A]):
 
     __slots__ = ("answer", "error", "request", "settled", "woken")
 
-    def __init__(self, request: Q) -> None:
+    def __init__(self, request: Q, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.settled = False
         self.answer: A | None = None
         self.error: BaseException | None = None
-        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.woken: asyncio.Future[None] = asyncio.Future(loop=loop)
 
     def settle(self, answer: A | None, error: BaseException | None = None) -> None:
         """Keep the answer or the error, and wake the caller."""
@@ -102,13 +103,13 @@ class BatchQueue(Generic[Q, A]):
         send: Callable[[Sequence[Q]], Awaitable[Sequence[A]]],
         *,
         clock: Clock = SystemClock(),
-        size: Callable[[Q], int] = lambda _: 0,
+        data: Callable[[Q], bytes] = lambda _: b"",
         max_outage: timedelta = MAX_OUTAGE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._send = send
         self._clock = clock
-        self._size = size
+        self._data = data
         self._max_outage = max_outage
         self._max_waiting = max_waiting
         self._queue: deque[_Pending[Q, A]] = deque()
@@ -129,17 +130,19 @@ class BatchQueue(Generic[Q, A]):
         return self._write_now(request)
 
     async def _write_now(self, request: Q) -> A:
-        while len(self._queue) >= self._max_waiting and not self._closed:
-            await self._wait_for_room()
-        if self._closed:
-            raise StoreClosed("the committer is closed; nothing more can be written through it")
-        if self._busy:
-            return await self._enqueue(request).wait()
+        if self._busy or self._closed:
+            while len(self._queue) >= self._max_waiting and not self._closed:
+                await self._wait_for_room()
+            if self._closed:
+                raise StoreClosed("the committer is closed; nothing more can be written through it")
+            if self._busy:
+                return await self._enqueue(request).wait()
         self._busy = True
+        # Tasks that the store starts are not branches of the run that happens to write. By hand,
+        # since `outside_runs` is two more calls for each step.
+        token = POSITION.set(None)
         try:
-            # Tasks that the store starts are not branches of the run that happens to write.
-            with outside_runs():
-                (answer,) = await self._send([request])
+            (answer,) = await self._send([request])
         except (asyncio.CancelledError, StoreUnavailable) as error:
             # It may have been written or not: the store knows when it is sent again.
             pending = self._enqueue(request, first=True)
@@ -149,11 +152,16 @@ class BatchQueue(Generic[Q, A]):
             self._flush_next()
             failure = _as_store_error(error)
             raise failure from failure.__cause__
-        self._flush_next()
+        finally:
+            POSITION.reset(token)
+        if self._queue or self._idle is not None:
+            self._flush_next()
+        else:
+            self._busy = False
         return answer
 
     def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
-        pending: _Pending[Q, A] = _Pending(request)
+        pending: _Pending[Q, A] = _Pending(request, asyncio.get_running_loop())
         # `first` keeps the order: the write whose answer was lost comes before what was queued.
         if first:
             self._queue.appendleft(pending)
@@ -226,11 +234,11 @@ class BatchQueue(Generic[Q, A]):
             self._flush_next()
 
     def _next_batch(self) -> list[_Pending[Q, A]]:
-        queue = self._queue
+        queue, data = self._queue, self._data
         batch = [queue.popleft()]
-        size = self._size(batch[0].request)
+        size = len(data(batch[0].request))
         while queue and len(batch) < MAX_BATCH:
-            size += self._size(queue[0].request)
+            size += len(data(queue[0].request))
             if size > MAX_BATCH_BYTES:
                 break
             batch.append(queue.popleft())
@@ -303,8 +311,7 @@ class Committer:
             leases.acquire, **options
         )
         self._entries: list[BatchQueue[Entry, Verdict]] = [
-            BatchQueue(store.append, size=lambda entry: len(entry.data), **options)
-            for _ in range(QUEUES)
+            BatchQueue(store.append, data=attrgetter("data"), **options) for _ in range(QUEUES)
         ]
         self._options = options
         self._store = store
@@ -320,12 +327,18 @@ class Committer:
                 queue.observe(self._observers)
         self._observers.add(callback)
 
+    def appender(self, run_id: str) -> Callable[[Entry], Coroutine[Any, Any, Verdict]]:
+        """Return a function that returns the verdict on an entry of a run once it is durable.
+
+        The entries of a run keep their order.
+        """
+        # One queue for a run: if an entry could overtake another, the store would take the late one
+        # for a repetition.
+        return self._entries[hash(run_id) % len(self._entries)].submit
+
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
-        """Return the verdict on an entry once it is durable; a run's entries keep their order."""
-        queues = self._entries
-        # By run: if an entry of a run could overtake another, the store would take the late one for
-        # a repetition.
-        return queues[hash(entry.id) % len(queues)].submit(entry)
+        """Return the verdict on an entry once it is durable."""
+        return self.appender(entry.id)(entry)
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
         """Return the lease that was requested, or the reason why not."""
@@ -335,14 +348,14 @@ class Committer:
         """Return whether this run was created; `False` if its id was taken, also by itself."""
         if self._starts is None:
             send = require_schedule(self._store, "a run that starts runs").enqueue
-            self._starts = BatchQueue(send, size=lambda run: len(run.snapshot), **self._options)
+            self._starts = BatchQueue(send, data=attrgetter("snapshot"), **self._options)
         return self._starts.submit(run)
 
     def send(self, message: NewMessage) -> Coroutine[Any, Any, Receipt]:
         """Return the receipt of a message, which must have a `dedup_id`: it may be sent again."""
         if self._messages is None:
             send = require_inbox(self._store, "a run that sends messages").send
-            self._messages = BatchQueue(send, size=lambda new: len(new.payload), **self._options)
+            self._messages = BatchQueue(send, data=attrgetter("payload"), **self._options)
         return self._messages.submit(message)
 
     async def close(self) -> None:

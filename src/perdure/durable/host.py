@@ -48,7 +48,8 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
-    `has_requests` says that the inbox has requests of operators.
+    `has_requests` says that the inbox has requests of operators. Middleware is told `due_at`: when
+    the run became due, if that is known.
     """
 
     def __init__(
@@ -74,12 +75,15 @@ class RunHost(calls.RunHost, ABC):
         self.entries = 0
         self.always_replay = False
         self.suspend_after = LONG_DELAY
+        self._leaves_memory = False
         self.on_message: Callable[[], None] | None = None
         self.outbox: Outbox | None = None
         self.around: Around | None = None
+        self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
         self.has_requests = False
         self._execution: Execution | None = None
+        self._suspension: Suspension | None = None
         self._reports: ReportWriter | None = None
 
     @abstractmethod
@@ -100,19 +104,37 @@ class RunHost(calls.RunHost, ABC):
         self, execution: Execution, suspend_after: timedelta | None, always_replay: bool
     ) -> None:
         """Accept records and waits of an execution; see `Suspension` for the options."""
-        self._execution = execution
+        self._execution, self._suspension = execution, None
         self.always_replay = always_replay
+        self._leaves_memory = suspend_after is not None
         if suspend_after is not None:
             self.suspend_after = suspend_after
-        self.suspension = Suspension(
-            execution,
-            Inbox(self.read_inbox, self.clock, self._inbox, self._inbox_read_at),
-            self.persist,
-            suspend_after=suspend_after,
-            always_replay=always_replay,
-        )
         for key in self.history.unclaimed:
             self.give_back(key)
+
+    @property
+    def suspension(self) -> Suspension:
+        """The waits of the execution that was started."""
+        # Created by the first one who asks: most runs end without a wait.
+        if self._suspension is None:
+            self._suspension = Suspension(
+                self.execution,
+                Inbox(self.read_inbox, self.clock, self._inbox, self._inbox_read_at),
+                self.persist,
+                suspend_after=self.suspend_after if self._leaves_memory else None,
+                always_replay=self.always_replay,
+            )
+        return self._suspension
+
+    @property
+    def suspended(self) -> list[PendingWait] | None:
+        """The waits with which the run was suspended, or `None` if it was not."""
+        return None if self._suspension is None else self._suspension.suspended
+
+    @property
+    @abstractmethod
+    def is_saved(self) -> bool:
+        """Whether the store has what it must have before the function begins."""
 
     @property
     def execution(self) -> Execution:
@@ -194,7 +216,8 @@ class RunHost(calls.RunHost, ABC):
     async def close(self) -> None:
         """End what runs beside the function: it has ended."""
         try:
-            await self.suspension.close()
+            if self._suspension is not None:
+                await self._suspension.close()
         finally:
             if self._reports is not None:
                 await self._reports.close()

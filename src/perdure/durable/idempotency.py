@@ -1,8 +1,9 @@
 """`durable.run` with an idempotency key: one key, one result."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import log_failure, open_host, save_first

@@ -22,10 +22,15 @@ from perdure.engine.tasks import Interrupted, detached, finish
 from perdure.errors import LeaseLost
 from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
 from perdure.snapshot.asks import ask_tags
-from perdure.snapshot.merge import step_delta, waits_delta
+from perdure.snapshot.merge import plain_step_delta, step_delta, waits_delta
 from perdure.store import Entry, Grant, Rest, Verdict, require_transaction
 
 _NO_ITEMS: Mapping[str, OutboxItem | None] = MappingProxyType({})
+
+
+def _was_deleted(entry: Entry, verdict: Verdict) -> bool:
+    """Return whether a write deleted the run before, and its first answer was lost."""
+    return entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
 
 
 class JournaledRun(RunHost):
@@ -39,7 +44,7 @@ class JournaledRun(RunHost):
         self._n = 0
         self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
         self._closed: list[str] = []
-        self._append = session.committer.append
+        self._append = session.committer.appender(self.id)
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Append the step's record to the journal."""
@@ -51,9 +56,7 @@ class JournaledRun(RunHost):
             verdict = await self._append(entry)
         except Interrupted as error:
             interrupted, verdict = error, error.answer
-        # If the run is unknown, this write deleted it, and its first answer was lost.
-        was_deleted = entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
-        if verdict is not Verdict.ACCEPTED and not was_deleted:
+        if verdict is not Verdict.ACCEPTED and not _was_deleted(entry, verdict):
             raise self._lost()
         self.entries += 1
         if self._undelivered:
@@ -63,8 +66,17 @@ class JournaledRun(RunHost):
             raise interrupted
 
     def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
+        if record.warnings or call.replaces or self.history.has_changes:
+            data = self._delta(call, record)
+        else:
+            data = plain_step_delta(record.key, record.json, record.at)
+        self._n += 1
+        return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
+
+    def _delta(self, call: StepCall, record: EncodedRecord) -> bytes:
+        """Return what an entry says of a step, and of all else that has changed."""
         history = self.history
-        data = step_delta(
+        return step_delta(
             record.key,
             record.json,
             record.at,
@@ -74,8 +86,6 @@ class JournaledRun(RunHost):
             outbox=self._take_items() if history.outbox.changed else _NO_ITEMS,
             warnings=record.warnings,
         )
-        self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
 
     def _take_items(self) -> Mapping[str, OutboxItem | None]:
         """Return the changes of the outbox for the next entry, after which they are delivered."""
@@ -91,6 +101,13 @@ class JournaledRun(RunHost):
     def _lost(self) -> LeaseLost:
         self.lose()
         return LeaseLost(self.id)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is nothing to append, nor to deliver for the previous owner."""
+        return not (
+            self.history.waits.changed or self.history.outbox or self.history.outbox.changed
+        )
 
     async def persist(self) -> None:
         """Append the waits that began or ended, and what the run does to other runs."""
@@ -111,7 +128,10 @@ class JournaledRun(RunHost):
         First, so that no answer is accepted that would be lost. One that was accepted before stays
         on record as an act. Return whether the caller was cancelled in the meantime.
         """
-        history, awaited = self.history, {wait.get("event") for wait in kept}
+        history = self.history
+        if not history.asks:
+            return False
+        awaited = {wait.get("event") for wait in kept}
         dropped = [wait for event, wait in history.asks.items() if event not in awaited]
         if not dropped:
             return False

@@ -37,8 +37,8 @@ class Program(Environment, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
-    called around the function and its steps, and told when the run became due. Listeners are told
-    how it ends if it is the run's function.
+    called around the function and its steps. Listeners are told how it ends if it is the run's
+    function.
     """
 
     body: Body
@@ -49,7 +49,6 @@ class Program(Environment, frozen=True, kw_only=True):
     always_replay: bool = False
     is_function: bool = True
     around: tuple[Middleware, ...] = ()
-    due_at: datetime | None = None
 
 
 def open_host(
@@ -92,7 +91,7 @@ async def rewrite(host: RunHost, *, wake_at: datetime | None = None) -> None:
 async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | None:
     """Run the function until it ends, and return its result.
 
-    Return `None` if the run was suspended or broken off: `host.suspension.suspended` has the waits,
+    Return `None` if the run was suspended or broken off: `host.suspended` has the waits,
     `host.execution.broken` the reason. If the caller is cancelled, the run is released.
     """
     execution = Execution(
@@ -105,15 +104,19 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         emit=program.bus.publish if program.bus else None,
         host=host,
     )
-    await save_first(host)
+    if not host.is_saved:
+        await save_first(host)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
     task = detached(run_function(execution, body, announce=program.is_function))
+    # Not `await task`: that would cancel the task when the caller is cancelled.
+    ended: asyncio.Future[None] = host.session.loop.create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:
-        await _ended(task)
+        await ended
     except asyncio.CancelledError:
         # Whatever the function catches: it begins no further step.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
@@ -137,7 +140,7 @@ def _with_middleware(execution: Execution, host: RunHost, program: Program) -> B
     if not program.around:
         return program.body
     epoch = 0 if host.lease is None else host.lease.epoch
-    activation = Activation(epoch, host.takeovers, program.due_at)
+    activation = Activation(epoch, host.takeovers, host.due_at)
     around = host.around = Around(program.around, execution, activation)
     if around.has_steps:
         execution.around = around
@@ -159,13 +162,6 @@ def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None
         execution.break_off(error)
 
     return detached(wait())
-
-
-async def _ended(task: Task) -> None:
-    """Wait for a task without cancelling it when the caller is cancelled."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
-    await ended
 
 
 def _cancelled_itself(host: RunHost) -> Cancelled:

@@ -26,6 +26,8 @@ Deliver: TypeAlias = Callable[[OutboxItem], Awaitable[None]]
 class Outbox:
     """The deliveries of one run. The first that fails breaks the run off, by `on_failure`."""
 
+    __slots__ = ("_deliver", "_failure", "_history", "_on_failure", "_starts", "_under_way")
+
     def __init__(
         self,
         history: History,
@@ -36,7 +38,7 @@ class Outbox:
         self._deliver = deliver
         self._on_failure = on_failure
         self._under_way: dict[str, Task] = {}
-        self._starts: set[Task] = set()
+        self._starts: list[Task] = []
         self._failure: Exception | None = None
 
     def deliver(self, items: Mapping[str, OutboxItem | None]) -> None:
@@ -50,8 +52,7 @@ class Outbox:
             earlier = tuple(self._starts) if is_second else ()
             task = self._under_way[name] = detached(self._deliver_one(name, item, earlier))
             if not is_second:
-                self._starts.add(task)
-                task.add_done_callback(self._starts.discard)
+                self._starts = [*(each for each in self._starts if not each.done()), task]
 
     async def drain(self) -> None:
         """Return when everything durable was delivered; raise the error of a delivery that failed.

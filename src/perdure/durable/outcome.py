@@ -57,10 +57,12 @@ def _completed(
         logger.warning(
             "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason
         )
-    facts: dict[str, Any] = {"output": data, "completedAt": host.block()["lastUpdated"]}
+    facts: dict[str, Any] = {"output": data}
     if typed:
         facts["outputTyped"] = True
-    return Outcome(Ok(visible), host.block("completed", **facts), "completed")
+    block = host.block("completed", **facts)
+    block["completedAt"] = block["lastUpdated"]
+    return Outcome(Ok(visible), block, "completed")
 
 
 def recorded_result(

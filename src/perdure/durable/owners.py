@@ -37,7 +37,7 @@ def new_owner(random: Random) -> str:
     # The number keeps owners of one process apart, even if two generators have the same seed.
     unique = f"{random.getrandbits(64):016x}-{next(_numbers)}"
     # The pid is read each time: a forked process has another one.
-    return "/".join((*_this_process(os.getpid()), unique))
+    return f"{_prefix(os.getpid())}{unique}"
 
 
 def is_gone(owner: str) -> bool:
@@ -72,6 +72,11 @@ def describe_owner(owner: str) -> str:
     """Return an owner for messages: its process and host, if the id has them."""
     process = process_of(owner)
     return f"owner {owner!r}" if process is None else f"process {process.pid} on {process.host}"
+
+
+@cache
+def _prefix(pid: int) -> str:
+    return "/".join((*_this_process(pid), ""))
 
 
 @cache

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from random import SystemRandom
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from perdure import codec
 from perdure.clock import Clock
@@ -56,8 +58,7 @@ OnVersionMismatch: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One call of `run`."""
 
     id: str
@@ -73,7 +74,7 @@ class Request:
     replay_errors: bool
     wait: timedelta
     clock: Clock
-    seed: str = field(default_factory=lambda: new_seed(SystemRandom()))
+    seed: str = msgspec.field(default_factory=lambda: new_seed(SystemRandom()))
 
     def session(self) -> Session:
         """Return the session of the call's store; enter it to use it."""
@@ -141,7 +142,10 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         host = open_host(session, request.id, History(request.id, stored), grant)
         await host.settle(stored["execution"], Rest("completed"))
         return result
-    host = await _resume(session, request, grant, stored)
+    if stored is None:
+        host = _begin(session, request, grant)
+    else:
+        host = await _resume(session, request, grant, stored)
     is_undone = host.history.rollback is not None
     result = await _continue(host, request)
     if is_undone or host.history.rollback is None:
@@ -185,8 +189,15 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     )
 
 
+def _begin(session: Session, request: Request, grant: Grant | None) -> RunHost:
+    """Return the host of a new run."""
+    history = History(request.id)
+    history.metadata.update(request.metadata, seed=request.seed)
+    return open_host(session, request.id, history, grant)
+
+
 async def _resume(
-    session: Session, request: Request, grant: Grant | None, stored: Snapshot | None
+    session: Session, request: Request, grant: Grant | None, stored: Snapshot
 ) -> RunHost:
     """Return the host of the run as this version continues it.
 
@@ -196,7 +207,7 @@ async def _resume(
     host = open_host(session, request.id, History(request.id, stored), grant)
     try:
         generation = host.history.generation
-        migrated = None if stored is None else await _at_version(request, stored)
+        migrated = await _at_version(request, stored)
     except BaseException:
         await log_failure(host.release())
         raise

@@ -363,7 +363,7 @@ def notify_watchers(store: Store, run_id: str) -> None:
 
 def is_running(store: Store, id: str) -> bool:
     """Return whether a call of `durable.run` in this event loop is running this id."""
-    return any(session.running[id] for session in _sessions_of(store))
+    return any(id in session.running for session in _sessions_of(store))
 
 
 def _sessions_of(store: Store) -> list[Session]:

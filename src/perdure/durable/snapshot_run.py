@@ -39,6 +39,11 @@ class SnapshotRun(RunHost):
         finally:
             del self._staged[record.key]
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the snapshot was saved: never at first, since a lease does not store it."""
+        return False
+
     async def persist(self) -> None:
         """Save the snapshot as it is now, unless another call has saved it in the meantime."""
         # In a task of its own: a save that is cut off may or may not have been written.

@@ -11,7 +11,7 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from perdure.clock import Clock, parse_iso
+from perdure.clock import Clock, SyncedClock, parse_iso
 from perdure.engine.branches import Branches
 from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.history import History
@@ -68,7 +68,9 @@ class ActiveRun:
     ) -> None:
         self.workflow, self.run_id = workflow, run_id
         self.history, self.host = history, host
-        self.clock, self.random = clock, random
+        # All times of the run come from one reading of the clock, and what has passed since.
+        self.clock = clock if isinstance(clock, SyncedClock) else SyncedClock(clock, clock.now())
+        self.random = random
         self.branches = Branches()
         self.around: Around | None = None
         self.retries = 0
@@ -80,6 +82,11 @@ class ActiveRun:
         self._emit = emit
         self._broken: BaseException | None = None
         self._over = self._warned = False
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether events of the run are published."""
+        return self._emit is not None
 
     @property
     def live(self) -> bool:

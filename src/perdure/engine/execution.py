@@ -6,14 +6,14 @@ that arrives in the meantime is postponed, so the outcome of a write is always k
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from random import Random
 from typing import Any
 
 from perdure import codec
 from perdure.cache import StepCache
-from perdure.clock import Clock, isoformat
+from perdure.clock import Clock
 from perdure.engine.active_run import ActiveRun
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
@@ -175,11 +175,16 @@ class Execution(ActiveRun):
         self.history.load({key: record})
 
     async def _execute(self, call: StepCall) -> Any:
-        found = self.recorded(call)
-        if found is not None:
+        """Answer from the record, or call the function and record its value.
+
+        The one coroutine between the call of most steps and the write of their records: what is
+        rare is done elsewhere, and what `succeed` does is repeated here.
+        """
+        if (key := self.history.find(call.path, call.call)) is not None:
+            record = self._record_for(call, key)
             if self.gated:
-                return await self.answer(call, *found)
-            return self.replay(call, *found)
+                return await self.answer(call, key, record)
+            return self.replay(call, key, record)
         if self.gated or call.gate is not None:
             await self.admit(call)
         self.begin(call)
@@ -190,28 +195,39 @@ class Execution(ActiveRun):
             token = POSITION.set(call)
             try:
                 try:
-                    if self.around is not None:
-                        value = await self.around.step(call, partial(self._attempts, call))
-                    elif call.retries is not None or call.timeout is not None or call.limit:
-                        value = await self._attempts(call)
-                    elif is_awaited(call.fn):
-                        value = await call.fn(*call.args)
-                    else:
-                        value = await invoke(call.fn, call.args)
+                    value = await self._invoke(call)
                 finally:
                     POSITION.reset(token)
             except Exception as error:  # noqa: BLE001  # the user's function
                 return await self.fail(call, error)
             if type(value) is Err:
                 return await self.fail(call, value)
-            # What `succeed` does, without one more coroutine for each step.
-            record = self.encode(call, value.value if type(value) is Ok else value)
-            await self._commit(call, record)
-            if self._emit is not None:
-                self.tell_success(call, record)
-            return record.value
+            encoded = self.encode(call, value.value if type(value) is Ok else value)
+            if self.host is None or self.host.always_replay or self._emit is not None:
+                return await self._succeed(call, encoded)
+            try:
+                await self.host.record(call, encoded)
+            except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
+                raise self._unrecorded(call, encoded, error) from error.__cause__
+            except Interrupted:
+                # The record is durable, so the next call of this step must find it.
+                self.publish(call, encoded)
+                raise asyncio.CancelledError from None
+            self.publish(call, encoded)
+            if self.cache is not None:
+                await self._save_to_cache(self.cache, call, encoded)
+            return encoded.value
         finally:
             self.branches.end(call)
+
+    def _invoke(self, call: StepCall) -> Awaitable[Any]:
+        """Return what calls the function of a step: mostly the function's own coroutine."""
+        if self.around is not None:
+            return self.around.step(call, partial(self._attempts, call))
+        if call.retries is not None or call.timeout is not None or call.limit:
+            return self._attempts(call)
+        fn: Callable[..., Awaitable[Any]] = call.fn
+        return fn(*call.args) if is_awaited(fn) else invoke(fn, call.args)
 
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))
@@ -219,14 +235,16 @@ class Execution(ActiveRun):
     def recorded(self, call: StepCall) -> tuple[str, StepRecord] | None:
         """Return the record that answers this call, with its key."""
         key = self.history.find(call.path, call.call)
-        if key is None:
-            return None
+        return None if key is None else (key, self._record_for(call, key))
+
+    def _record_for(self, call: StepCall, key: str) -> StepRecord:
+        """Return a record that was found, or raise if another call than this one made it."""
         record = self.history.get(key)
         if (drift := call.drift_from(record)) is not None:
             by = record.get("by")
             # A run with a manual record that does not fit is paused, until an operator has seen it.
             raise self.break_off(ManualValueError(f"{by} entered it: {drift}") if by else drift)
-        return key, record
+        return record
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return what a record says, or raise it."""
@@ -290,7 +308,9 @@ class Execution(ActiveRun):
 
     async def succeed(self, call: StepCall, value: Any) -> Any:
         """Record a value and return what the function sees of it."""
-        record = self.encode(call, value)
+        return await self._succeed(call, self.encode(call, value))
+
+    async def _succeed(self, call: StepCall, record: EncodedRecord) -> Any:
         await self._commit(call, record)
         if self._emit is not None:
             self.tell_success(call, record)
@@ -300,13 +320,12 @@ class Execution(ActiveRun):
         """Return the record of a value, or raise if nothing can be recorded any more."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
-        at, key = isoformat(self.clock.now()), call.record_key
+        key, ended = call.record_key, self.clock.monotonic()
+        at, took = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
         if call.undo is not None and (scope := SCOPE.get()) is not None:
             call.sagas = scope.names
         try:
-            record, visible, losses = success_record(
-                call, value, at, self._milliseconds(call), self.types
-            )
+            record, visible, losses = success_record(call, value, at, took, self.types)
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error
@@ -319,8 +338,9 @@ class Execution(ActiveRun):
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
-        at, key, scope = isoformat(self.clock.now()), call.record_key, self._scope(call)
-        failed, visible, losses = failure_record(call, failure, scope, at, self._milliseconds(call))
+        key, scope, ended = call.record_key, self._scope(call), self.clock.monotonic()
+        at, took_ms = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
+        failed, visible, losses = failure_record(call, failure, scope, at, took_ms)
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             failed.arguments = record_of(call.args, self.arguments)
@@ -333,9 +353,6 @@ class Execution(ActiveRun):
             self.tell(StepComplete, call, key, duration=took, **outcome)
         raise visible
 
-    def _milliseconds(self, call: StepCall) -> float:
-        return int((self.clock.monotonic() - call.started) * 1e6) / 1e3
-
     async def _commit(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record durable, then let it answer; other runs find it in the cache."""
         if self.host is not None:
@@ -346,17 +363,25 @@ class Execution(ActiveRun):
                 self.publish(call, record)
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
-                self.tell(PersistError, call, record.key, error=error)
-                raise self.break_off(error) from error.__cause__
+                raise self._unrecorded(call, record, error) from error.__cause__
             if self._emit is not None:
                 self.tell(PersistSuccess, call, record.key)
         self.publish(call, record)
         # After it was published: the suspension stores what the history has.
         if self.host is not None and self.host.always_replay:
             await self.host.halt(record.key)
-        if self.cache is not None and call.key is not None:
+        if self.cache is not None:
+            await self._save_to_cache(self.cache, call, record)
+
+    def _unrecorded(self, call: StepCall, record: EncodedRecord, error: Exception) -> BaseException:
+        """Break the run off because a record cannot be written; return the error to be raised."""
+        self.tell(PersistError, call, record.key, error=error)
+        return self.break_off(error)
+
+    async def _save_to_cache(self, cache: StepCache, call: StepCall, record: EncodedRecord) -> None:
+        if call.key is not None:
             with outside_runs():
-                await self.cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
+                await cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Make a record that the store has accepted answer its calls."""
@@ -367,7 +392,12 @@ class Execution(ActiveRun):
         if call.undo is not None and record.json.startswith(b'{"ok":true'):
             self.history.marked[record.key] = Marked(call.path, call.sagas)
             self.add_undo(call, record.key)
-        for key, json in call.replaces.items():
+        if call.replaces:
+            self._replace(call.replaces)
+
+    def _replace(self, records: Mapping[str, bytes]) -> None:
+        """Replace records by ones that no longer answer any call."""
+        for key, json in records.items():
             self.history.silence(key, json)
             if key in self.history.unclaimed and self.host is not None:
                 self.host.give_back(key)

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from perdure.engine.execution import Execution
@@ -51,16 +51,22 @@ class Deps(Mapping[str, Any]):
         return len(self._items)
 
 
-async def run_function(
+def run_function(
     run: Execution, body: Callable[[Step], Awaitable[Any]], *, announce: bool = True
-) -> Result[Any, Any]:
+) -> Coroutine[Any, Any, Result[Any, Any]]:
     """Call the function once over the run's history and return how it ended.
 
     Branches that the function left running are cancelled; what they were writing is written first.
     Only what is not an `Exception` is raised: above all, cancellation.
     """
-    if not announce:
-        return await _run_to_end(run, body)
+    # Most runs have no listeners: they do not keep a coroutine for them.
+    tells = announce and run.has_listeners
+    return _run_and_announce(run, body) if tells else _run_to_end(run, body)
+
+
+async def _run_and_announce(
+    run: Execution, body: Callable[[Step], Awaitable[Any]]
+) -> Result[Any, Any]:
     started = run.clock.monotonic()
     run.announce(WorkflowStart)
     try:
@@ -89,7 +95,8 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
         finally:
             # First: branches that are cancelled now must not begin another step.
             run.end()
-            await run.branches.unwind()
+            if len(run.branches.tasks) > 1:
+                await run.branches.unwind()
 
 
 async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:

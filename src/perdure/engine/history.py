@@ -23,7 +23,7 @@ from perdure.snapshot import (
     outbox_of,
 )
 from perdure.snapshot.acts import with_act
-from perdure.snapshot.asks import asking_call, is_ask, open_asks
+from perdure.snapshot.asks import asking_call, asks_among, is_ask
 from perdure.snapshot.patches import moved_patches, without_patches
 from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
@@ -67,33 +67,36 @@ class History(Records):
 
     def __init__(self, name: str, snapshot: Snapshot | None = None) -> None:
         super().__init__()
+        waits = () if snapshot is None else open_waits(snapshot)
         self.name = name
-        self.metadata: Tracked[Any] = Tracked()
-        self.waits: Tracked[PendingWait] = Tracked()
-        self.asks: dict[str, PendingWait] = {}
-        self.outbox: Tracked[OutboxItem] = Tracked()
+        self.metadata: Tracked[Any] = Tracked(
+            None if snapshot is None else snapshot.get("metadata")
+        )
+        self.waits: Tracked[PendingWait] = Tracked({wait["id"]: wait for wait in waits})
+        self.asks = asks_among(waits)
+        self.outbox: Tracked[OutboxItem] = Tracked(
+            None if snapshot is None else outbox_of(snapshot)
+        )
         self.children = StartedRuns()
         self.unclaimed: dict[str, StepRecord] = {}
         self.marked: dict[str, Marked] = {}
         self.rollback: Rollback | None = None
         self._ahead: Ahead | None = None
         if snapshot is not None:
-            self._restore(snapshot)
-
-    def _restore(self, snapshot: Snapshot) -> None:
-        self.name = snapshot.get("workflowName") or self.name
-        self.metadata = Tracked(snapshot.get("metadata"))
-        self.warnings.extend(snapshot.get("warnings") or ())
-        self.waits = Tracked({wait["id"]: wait for wait in open_waits(snapshot)})
-        self.asks = open_asks(snapshot)
-        self.outbox = Tracked(outbox_of(snapshot))
-        self.rollback = rollback_of(snapshot)
-        self.load(snapshot["steps"])
+            self.name = snapshot.get("workflowName") or name
+            self.warnings.extend(snapshot.get("warnings") or ())
+            self.rollback = rollback_of(snapshot)
+            self.load(snapshot["steps"])
 
     @property
     def generation(self) -> int:
         """How often the run began again from an earlier point, counted from 1."""
         return generation_of(self.metadata)
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the next write has more to say than that a step was recorded."""
+        return bool(self.waits.changed or self.metadata.changed or self.outbox.changed)
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add records that were made before, by us or by another writer of the format."""
@@ -229,6 +232,8 @@ class History(Records):
 
         Some of them may have ended.
         """
+        if not self.waits and not self.children:
+            return []
         # A call that still waits for its run has no record: the wait says which run that is.
         starts = [
             *self.children,
@@ -301,9 +306,17 @@ class History(Records):
         staged: Sequence[EncodedRecord] = (),
     ) -> bytes:
         """Return the snapshot as JSON, with records that are `staged` but not yet published."""
-        keys = self._chosen(include, limit, since)
+        records = self._records
+        keys: Iterable[str] = records
+        if include != "all" or limit is not None or since is not None:
+            keys = self._chosen(include, limit, since)
         snapshot: dict[str, Any] = {"formatVersion": 1, "workflowName": self.name}
-        steps = snapshot["steps"] = {key: _embeddable(self._records[key]) for key in keys}
+        steps: dict[str, object] = {}
+        for key in keys:
+            # Without a call for each record: a run is encoded whenever it rests.
+            record = records[key]
+            steps[key] = msgspec.Raw(record) if type(record) is bytes else record
+        snapshot["steps"] = steps
         steps.update((record.key, msgspec.Raw(record.json)) for record in staged)
         snapshot["execution"] = execution
         if metadata := self.metadata if metadata is None else metadata:
@@ -311,7 +324,8 @@ class History(Records):
         if self.outbox:
             snapshot["outbox"] = self.outbox
         warnings = [w for w in self.warnings if w["stepId"] in steps]
-        warnings += (warning for record in staged for warning in record.warnings)
+        for each in staged:
+            warnings += each.warnings
         if warnings:
             snapshot["warnings"] = warnings
         return codec.dumps(snapshot)
@@ -326,12 +340,6 @@ class History(Records):
 
     def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
         """Return the summary of the run whose snapshot has so many bytes."""
-        records = self._records
-        failed = sum(map(is_failure, records.values()))
+        count, failed = len(self._records), self.count_failures()
         last, waits = self.last_record, execution.get("pending", ())
-        count = len(records)
         return encode_summary(self.metadata, execution, count, failed, last, size, waits)
-
-
-def _embeddable(record: bytes | StepRecord) -> object:
-    return msgspec.Raw(record) if isinstance(record, bytes) else record

@@ -16,6 +16,9 @@ from perdure.engine.branches import is_below, join_path
 from perdure.snapshot import StepRecord
 from perdure.validation import RESERVED
 
+_SUCCESS = b'{"ok":true'
+_NOTHING: frozenset[str] = frozenset()
+
 Stored: TypeAlias = bytes | StepRecord
 """A record as it is kept: JSON, or the dict that was loaded."""
 
@@ -57,7 +60,7 @@ class Records:
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
-        self._skipped: frozenset[str] = frozenset()
+        self._skipped = _NOTHING
         self.last_key: str | None = None
         self.warnings: list[Any] = []
 
@@ -163,6 +166,16 @@ class Records:
         """The key of the record that was made last; empty if there is none."""
         return next(reversed(self._records), "")
 
+    def count_failures(self) -> int:
+        """Return how many records are those of failed steps."""
+        # Without a call for most records: see `is_failure`.
+        other = (
+            record
+            for record in self._records.values()
+            if type(record) is not bytes or not record.startswith(_SUCCESS)
+        )
+        return sum(map(is_failure, other))
+
     def attempts(self, key: str) -> int:
         """Return how many attempts a step took; 1 if that is not recorded."""
         return self._peek(key).get("attempts", 1) if key in self._records else 1
@@ -208,7 +221,7 @@ def is_failure(record: Stored) -> bool:
     """Return whether a step failed."""
     # Records are encoded with `ok` first: those of successful steps need not be decoded.
     if isinstance(record, bytes):
-        return not record.startswith(b'{"ok":true') and not codec.loads(record)["ok"]
+        return not record.startswith(_SUCCESS) and not codec.loads(record)["ok"]
     return not record["ok"]
 
 

@@ -22,6 +22,10 @@ class StartedRuns:
     def __init__(self) -> None:
         self._starts: dict[str, dict[int, Start]] = {}
 
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._starts)
+
     def load(self, record: Mapping[str, Any]) -> None:
         """Add the runs of a record, or forget those that it says have ended."""
         if record["kind"] == "start":

@@ -184,16 +184,7 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         fn: Callable[..., Any],
         /,
         *args: Any,
-        key: str | None = None,
-        ttl: Duration | None = None,
-        retry: Retry | int | None = None,
-        timeout: Timeout | Duration | None = None,
-        limit: Limit | Cost | None = None,
-        approve: str | Gate | None = None,
-        returns: type[Any] | None = None,
-        errors: Errors = (),
-        undo: Callable[[Any], object] | None = None,
-        **unknown: Any,
+        **options: Any,
     ) -> Coroutine[object, None, Any]:
         """Return the value of `fn(*args)`, from its record if the step was done before.
 
@@ -206,10 +197,33 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         `undo` is called with the value if the run, or the `step.saga` around the step, does not
         succeed. Keyword arguments of `fn` are passed with `functools.partial`.
         """
+        run = self._run
+        if options:
+            return run.perform(self._with_options(id, fn, args, **options))
+        # Most steps have no options: they do not pay for nine that they leave out.
+        return run.perform(run.call(id, fn, args))
+
+    def _with_options(
+        self,
+        id: str,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        /,
+        *,
+        key: str | None = None,
+        ttl: Duration | None = None,
+        retry: Retry | int | None = None,
+        timeout: Timeout | Duration | None = None,
+        limit: Limit | Cost | None = None,
+        approve: str | Gate | None = None,
+        returns: type[Any] | None = None,
+        errors: Errors = (),
+        undo: Callable[[Any], object] | None = None,
+        **unknown: Any,
+    ) -> StepCall:
         if unknown:
             raise _unknown_option(fn, unknown)
-        run = self._run
-        call = run.call(id, fn, args, key)
+        call = self._run.call(id, fn, args, key)
         if retry is not None:
             call.retries = as_retry(retry)
         if timeout is not None:
@@ -226,7 +240,7 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
             call.returns = returns
         if undo is not None:
             call.undo = check_undo(undo)
-        return run.perform(call)
+        return call
 
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[object, None, None]:
         """Sleep for a duration, or until the next time of a cron expression.

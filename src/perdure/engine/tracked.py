@@ -5,6 +5,8 @@ from typing import TypeVar
 
 V = TypeVar("V")
 
+_NOTHING: frozenset[str] = frozenset()
+
 
 class Tracked(dict[str, V]):
     """Values by name, and what the next write has to say about them.
@@ -17,7 +19,8 @@ class Tracked(dict[str, V]):
 
     def __init__(self, stored: Mapping[str, V] | None = None) -> None:
         super().__init__(stored or {})
-        self._stored = set(self)
+        # Shared while it is empty: a set takes 200 bytes, and each run has three of these.
+        self._stored = frozenset(self) if self else _NOTHING
         self.changed: dict[str, V | None] = {}
 
     def put(self, name: str, value: V) -> V:
@@ -43,5 +46,5 @@ class Tracked(dict[str, V]):
         changed = self.changed
         if changed:
             self.changed = {}
-            self._stored.update(changed)
+            self._stored |= changed.keys()
         return changed

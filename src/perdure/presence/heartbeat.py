@@ -239,6 +239,8 @@ def _since(step: StepInFlight) -> datetime:
 
 def _milliseconds_since(created_at: str, now: datetime) -> float | None:
     """Return the time since a run was created, if the run contains that."""
+    if not created_at:
+        return None
     try:
         return (now - parse_iso(created_at)).total_seconds() * 1000
     except InvalidArgument:

@@ -32,6 +32,8 @@ MAX_DEPTH = 100
 class Children:
     """Makes the child runs of one run."""
 
+    __slots__ = ("_around", "_clock", "_history", "_random", "_registry", "_run_id", "_store")
+
     def __init__(
         self,
         run_id: str,

@@ -43,6 +43,8 @@ _ANSWER_TTL = timedelta(hours=1)
 class Deliveries:
     """Delivers the items of one run's outbox."""
 
+    __slots__ = ("_history", "_random", "_run_id", "_session", "_ttl")
+
     def __init__(
         self, session: Session, run_id: str, history: History, random: Random, ttl: timedelta
     ) -> None:

@@ -116,7 +116,7 @@ class Driver:
         """Run until the run ends, is suspended, or is to be continued under another lease."""
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
-        if asked := requests_in(grant.inbox):
+        if grant.inbox and (asked := requests_in(grant.inbox)):
             edit, host = leased_edit(session, grant)
             self._open_outbox(host)
             return await apply_requests(edit, host, asked)
@@ -125,7 +125,8 @@ class Driver:
         definition, payload, history = await self._load(session, grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         self._open_outbox(host)
-        host.leftovers = leftovers_in(grant.inbox, history.waits.values())
+        if grant.inbox:
+            host.leftovers = leftovers_in(grant.inbox, history.waits.values())
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return Rested(b"", "running")
@@ -134,8 +135,9 @@ class Driver:
         rested: Rested | None = None
         try:
             with self.deps.in_use() as deps:
-                due_at = due_at_of(grant.snapshot, grant.now)
-                program = self._program(host, definition, payload, deps, due_at)
+                if self.around:
+                    host.due_at = due_at_of(grant.snapshot, grant.now)
+                program = self._program(host, definition, payload, deps)
                 drive = run_to_rest if history.rollback is None else roll_back
                 result = await drive(host, program)
             rested = await self._leave(host, result, definition, requests)
@@ -150,7 +152,6 @@ class Driver:
         definition: Definition[Any, Any],
         payload: object,
         deps: Any,
-        due_at: datetime | None,
     ) -> Program:
         # Listeners and middleware are told of the user's runs.
         is_system = isinstance(definition, SystemWorkflow)
@@ -159,7 +160,6 @@ class Driver:
             random=self.random,
             bus=Bus() if is_system else self.bus,
             around=() if is_system else self.around,
-            due_at=due_at,
             errors=definition.scope,
             types=definition.types,
             payload=payload,
@@ -231,8 +231,9 @@ class Driver:
             await self._leave_to_others(session, grant, error)
             raise
         history = History(definition.name, snapshot)
-        # A migration may have dropped questions: their tokens are closed with the next rest.
-        history.asks = {**open_asks(grant.snapshot), **history.asks}
+        if snapshot is not grant.snapshot:
+            # A migration may have dropped questions: their tokens are closed with the next rest.
+            history.asks = {**open_asks(grant.snapshot), **history.asks}
         if not version_of(grant.snapshot.get("metadata")):
             # With the first entry: if this process dies, an older one must not continue the run.
             history.metadata.changed.update(definition.identity)

@@ -68,7 +68,7 @@ async def leave(
 
     Without a result, the function was unwound: the run was suspended or broken off.
     """
-    broken, suspended = host.execution.broken, host.suspension.suspended
+    broken, suspended = host.execution.broken, host.suspended
     if isinstance(broken, ContinuedAsNew):
         return await _begin_again(host, broken.data, definition)
     if requests and (suspended is not None or isinstance(broken, Cancelled)):

@@ -126,9 +126,9 @@ def _retry(run: RunEdit, request: Request) -> str:
 
 def cancel_children(history: History, now: datetime) -> None:
     """Cancel what the run started and has not abandoned: it has ended."""
-    earlier = history.metadata.get("children") or ()
-    run_ids = list(dict.fromkeys([*earlier, *history.open_children()]))
-    history.cancel_runs("~end", run_ids, isoformat(now))
+    children = [*(history.metadata.get("children") or ()), *history.open_children()]
+    if children:
+        history.cancel_runs("~end", list(dict.fromkeys(children)), isoformat(now))
 
 
 def continue_over(run: RunEdit) -> None:

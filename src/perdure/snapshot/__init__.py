@@ -34,7 +34,7 @@ from perdure.snapshot.format import (
     wake_at_of,
     workflow_of,
 )
-from perdure.snapshot.merge import merge_snapshots, step_delta, waits_delta
+from perdure.snapshot.merge import is_merged, merge_snapshots, step_delta, waits_delta
 from perdure.snapshot.tags import check_tags, system_tag, tags_of, visible_tags
 from perdure.snapshot.validate import (
     SnapshotCheck,
@@ -67,6 +67,7 @@ __all__ = [
     "check_tags",
     "created_at_of",
     "generation_of",
+    "is_merged",
     "is_over",
     "looks_like_workflow_snapshot",
     "merge_snapshots",

@@ -96,7 +96,12 @@ def is_ask(wait: PendingWait) -> bool:
 
 def open_asks(snapshot: Snapshot) -> dict[str, PendingWait]:
     """Return the waits of a run that a token answers, by the name of the message."""
-    return {wait.get("event", ""): wait for wait in open_waits(snapshot) if is_ask(wait)}
+    return asks_among(open_waits(snapshot))
+
+
+def asks_among(waits: Iterable[PendingWait]) -> dict[str, PendingWait]:
+    """Return those of the waits that a token answers, by the name of the message."""
+    return {wait.get("event", ""): wait for wait in waits if is_ask(wait)}
 
 
 def asks_tag(to: str) -> str:

@@ -320,10 +320,11 @@ def _waits(snapshot: Snapshot) -> Sequence[PendingWait]:
 
 def open_waits(snapshot: Snapshot) -> list[PendingWait]:
     """Return the waits that have begun and not ended."""
-    waits: dict[str, PendingWait | None] = {
-        wait["id"]: wait for wait in snapshot["execution"].get("pending") or ()
-    }
-    waits.update(snapshot.get("waits") or {})
+    pending, changed = snapshot["execution"].get("pending"), snapshot.get("waits")
+    if not pending and not changed:
+        return []
+    waits: dict[str, PendingWait | None] = {wait["id"]: wait for wait in pending or ()}
+    waits.update(changed or {})
     return [wait for wait in waits.values() if wait is not None]
 
 

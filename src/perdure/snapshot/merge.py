@@ -24,11 +24,18 @@ _STEP_DELTA = (
     b'{"formatVersion":1,"steps":{%b:%b%b},'
     b'"execution":{"status":"running","lastUpdated":"%b","currentStepId":%b}%b}'
 )
+_PLAIN_STEP_DELTA = _STEP_DELTA % (b"%b", b"%b", b"", b"%b", b"%b", b"")
 _WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b%b}'
 
 _OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
 _KEPT = ("pending", "rollback")
 """What stays in `execution` until a later one has it too: most entries of a journal do not."""
+
+
+def plain_step_delta(key: str, record: bytes, at: str) -> bytes:
+    """Return the journal entry for the record of a step, if there is nothing else to write."""
+    name = dumps(key)
+    return _PLAIN_STEP_DELTA % (name, record, at.encode(), name)
 
 
 def step_delta(
@@ -78,6 +85,19 @@ def waits_delta(
 
 def _field(name: bytes, entries: Mapping[str, Any]) -> bytes:
     return b',"%b":%b' % (name, dumps(dict(entries)))
+
+
+def is_merged(snapshot: object) -> bool:
+    """Return whether merging this JSON with no delta would return the same: most runs that are
+    leased have no journal, and this takes a tenth of the time.
+    """
+    if type(snapshot) is not dict or "warnings" in snapshot or None in snapshot.values():
+        return False
+    if type(version := snapshot.get("formatVersion")) is not int or version != FORMAT_VERSION:
+        return False
+    parts = snapshot.get("steps"), snapshot.get("execution"), snapshot.get("metadata", {})
+    others = snapshot.get("waits", {}), snapshot.get("outbox", {})
+    return all(type(part) is dict for part in (*parts, *others))
 
 
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:

@@ -33,10 +33,10 @@ class Header(TypedDict):
 
 def header_of(snapshot: Snapshot, size: int = 0) -> Header:
     """Return the header of a run with this snapshot of so many bytes."""
-    metadata = snapshot.get("metadata")
+    metadata, waits = snapshot.get("metadata"), open_waits(snapshot)
     return {
         "version": version_of(metadata),
-        "tags": tags_of(metadata, ask_tags(open_waits(snapshot))),
+        "tags": tags_of(metadata, ask_tags(waits) if waits else ()),
         "summary": summarize(snapshot, size),
     }
 
@@ -48,13 +48,22 @@ def rest_of(snapshot: Snapshot, size: int = 0) -> Rest:
     return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits, **header)
 
 
+_METHODS = ("save", "load", "delete", "list", "close")
+_store_classes: set[type] = set()
+
+
 def check_store(store: object, parameter: str = "store") -> Store:
     """Return the store, which must be an object with the five methods."""
-    methods = (getattr(store, name, None) for name in ("save", "load", "delete", "list", "close"))
+    # Once for each class: every run asks.
+    if type(store) in _store_classes:
+        return cast(Store, store)
+    methods = (getattr(store, name, None) for name in _METHODS)
     if isinstance(store, type) or not all(map(callable, methods)):
         expected = "a store: an object with save, load, delete, list and close"
         hint = "perdure.stores.open_store(url) opens one" if isinstance(store, str) else ""
         raise InvalidArgument(parameter, store, expected, hint)
+    if all(hasattr(type(store), name) for name in _METHODS):
+        _store_classes.add(type(store))
     return cast(Store, store)
 
 

@@ -38,6 +38,13 @@ class Lifecycle:
         self._is_set_up = False
         self.is_closed = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `ready` would return at once."""
+        if not self._is_set_up or self.is_closed:
+            return False
+        return self._any_loop or self._loop is asyncio.get_running_loop()
+
     async def ready(self) -> None:
         """Set the store up if necessary; raise `StoreClosed` after `close`."""
         self.check_open()

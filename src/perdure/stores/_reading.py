@@ -1,8 +1,7 @@
 """Runs that cannot be read: named in an error, and left out of claims."""
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -13,7 +12,7 @@ from perdure.errors import (
     StoreCorrupted,
     StoreError,
 )
-from perdure.snapshot import Snapshot, merge_snapshots
+from perdure.snapshot import Snapshot, is_merged, merge_snapshots
 from perdure.store import Grant, Lease, Message
 
 logger = logging.getLogger(__name__)
@@ -45,20 +44,33 @@ class Release(Protocol):
     ) -> None: ...
 
 
-@contextmanager
-def reading(id: str, *errors: type[Exception]) -> Generator[None]:
-    """Raise `StoreCorrupted`, naming the run, if its data cannot be read.
+class reading:  # noqa: N801  # a context manager, like contextlib.suppress
+    """Raises `StoreCorrupted`, naming the run, if its data cannot be read.
 
     `errors` are the driver's exceptions for such data.
     """
-    try:
-        yield
-    except _UNREADABLE + errors as error:
-        raise StoreCorrupted(f"run {id!r} cannot be read: {error}") from error
+
+    __slots__ = ("_errors", "_id")
+
+    def __init__(self, id: str, *errors: type[Exception]) -> None:
+        self._id = id
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and isinstance(error, _UNREADABLE + self._errors):
+            raise StoreCorrupted(f"run {self._id!r} cannot be read: {error}") from error
 
 
 def merged(snapshot: object, *deltas: object) -> Snapshot:
-    """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`."""
+    """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`.
+
+    The snapshot is the caller's own: it may be returned as it is.
+    """
+    if not deltas and is_merged(snapshot):
+        return cast("Snapshot", snapshot)
     whole = merge_snapshots(
         cast("Snapshot", snapshot), *cast("Sequence[Mapping[str, object]]", deltas)
     )

@@ -153,7 +153,9 @@ class StoreShell(AsyncCloseable, Generic[B]):
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries together and return a verdict on each, in order."""
-        await self._life.ready()
+        # Each step comes here: asked first, which saves it a coroutine.
+        if not self._life.is_ready:
+            await self._life.ready()
         check_entries(entries, self._max_value_size)
         return await self._backend.append(entries) if entries else []
 
@@ -165,6 +167,9 @@ class StoreShell(AsyncCloseable, Generic[B]):
         if not requests:
             return []
         answers = await self._backend.acquire(requests)
+        grants = [answer for answer in answers if isinstance(answer, Grant)]
+        if len(grants) == len(answers):
+            return grants
         unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
         if unreadable:
             await self._postpone(unreadable)

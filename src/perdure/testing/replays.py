@@ -134,7 +134,7 @@ def _judge(
     result: Result[Any, Any] | None,
 ) -> Replay:
     unused = tuple(host.history.untouched())
-    broken, suspended = host.execution.broken, host.suspension.suspended
+    broken, suspended = host.execution.broken, host.suspended
     if suspended is not None:
         ids = [wait["id"].removeprefix(REPLAY) for wait in suspended]
         return Replay("", unused, tuple(dict.fromkeys(ids)))

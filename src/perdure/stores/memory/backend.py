@@ -227,7 +227,7 @@ class MemoryBackend:
             return verdict
 
     def _append(self, entry: Entry) -> Verdict:
-        run = self._find(entry.id)
+        run = self.runs.get(self.prefix + entry.id)
         if run is None:
             return Verdict.UNKNOWN
         if entry.epoch != run.epoch:
@@ -275,8 +275,8 @@ class MemoryBackend:
         run.version = run.version if rest.version is None else rest.version
         run.tags = run.tags if rest.tags is None else rest.tags
         run.summary = run.summary if rest.summary is None else rest.summary
-        has_awaited = any(message.name in rest.awaits for message in run.inbox.values())
-        self._wake(run, now if has_awaited else rest.wake_at)
+        awaited = [each for each in run.inbox.values() if each.name in rest.awaits]
+        self._wake(run, now if awaited else rest.wake_at)
 
     def _acquire(self, request: LeaseRequest, now: datetime) -> Granted | None:
         run = self._find(request.id)
@@ -300,7 +300,7 @@ class MemoryBackend:
         created: bool = False,
         is_abandoned: bool = False,
     ) -> Granted:
-        if any(epoch == run.epoch for epoch, _ in run.journal):
+        if run.journal and any(epoch == run.epoch for epoch, _ in run.journal):
             run.takeovers = 0
         elif run.owner is not None and is_abandoned:
             run.takeovers += 1
@@ -309,7 +309,7 @@ class MemoryBackend:
         run.status = "running"
         run.awaits = ()
         self._wake(run, now + ttl)
-        inbox = tuple(islice(run.inbox.values(), INBOX_PAGE))
+        inbox = tuple(islice(run.inbox.values(), INBOX_PAGE)) if run.inbox else ()
         lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(inbox))
         return read_grant(
             lease,

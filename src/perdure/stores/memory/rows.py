@@ -41,9 +41,11 @@ class Run(Indexed):
 
     def merged(self) -> Snapshot:
         """Return the snapshot with the journal applied, in the order of epoch and number."""
-        journal = (self.journal[position] for position in sorted(self.journal))
         with reading(self.id):
-            return merged(*(codec.loads(data) for data in (self.snapshot, *journal)))
+            snapshot = codec.loads(self.snapshot)
+            return merged(
+                snapshot, *(codec.loads(data) for _, data in sorted(self.journal.items()))
+            )
 
     def includes(self, entry: Entry) -> bool:
         """Return whether the entry was written before."""

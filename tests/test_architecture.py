@@ -62,7 +62,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "durable": (
         ("committer", "in_flight", "inbox", "owners", "permits", "reports", "states"),
-        ("step_limits",),
+        ("signals", "step_limits"),
         ("session", "suspension"),
         ("outbox",),
         ("asks",),

@@ -195,6 +195,16 @@ async def test_many_signals_are_sent_in_one_write(client: Client, worker: Worker
     assert [await client.result(run, timeout="10s") for run in runs] == ["yes", "yes"]
 
 
+async def test_concurrent_signals_share_writes(client: Client, worker: Worker) -> None:
+    """Each is answered for itself: a web server may call `signal` for each request."""
+    runs = await client.trigger_many(approval, [None] * 20)
+    sent = [client.signal(run.run_id, "answered", "yes") for run in runs]
+    *results, unknown = await asyncio.gather(*sent, client.signal("unknown", "answered"))
+    assert all(results)
+    assert unknown.delivery is Delivery.UNKNOWN
+    assert [await client.result(run, timeout="10s") for run in runs] == ["yes"] * 20
+
+
 async def test_a_result_raises_the_exception_of_the_run(client: Client, worker: Worker) -> None:
     """A note names the run."""
     run = await client.trigger(order, Order("pen", -1), run_id="order-1")

@@ -278,6 +278,15 @@ class SendsBackwards(MemoryBackend):
         return receipts[::-1]
 
 
+@caught_by("test_no_message_of_a_refused_call_is_written")
+class ChecksEachMessageInTurn(MemoryStore):
+    async def send(self, messages: Sequence[NewMessage], /) -> Sequence[Receipt]:
+        receipts: list[Receipt] = []
+        for message in messages:
+            receipts += await super().send([message])
+        return receipts
+
+
 @caught_by("test_a_batch_wakes_every_run_that_awaits_one_of_its_messages")
 class WakesOnlyTheFirst(MemoryBackend):
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:

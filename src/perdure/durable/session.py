@@ -15,6 +15,7 @@ from perdure.durable.committer import Committer
 from perdure.durable.in_flight import StepInFlight
 from perdure.durable.owners import is_gone
 from perdure.durable.permits import Permit, Permits
+from perdure.durable.signals import Signals
 from perdure.durable.step_limits import StepLimits
 from perdure.engine.tasks import Interrupted, cancel_and_wait, detached, finish
 from perdure.errors import InvalidArgument, PerdureError, StoreCorrupted, StoreError
@@ -30,6 +31,7 @@ from perdure.store import (
     Store,
     can_inbox,
     can_journal,
+    require_inbox,
     require_lease,
 )
 
@@ -100,6 +102,7 @@ class Session:
         self.idle = False
         self._users = 0
         self._committer: Committer | None = None
+        self._signals: Signals | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._renewing = asyncio.Lock()
         self._renewed = 0.0
@@ -134,6 +137,13 @@ class Session:
             "the session is not entered, or its store has no journal"
         )
         return self._committer
+
+    @property
+    def signals(self) -> Signals:
+        """What sends the messages of programs."""
+        if self._signals is None:
+            self._signals = Signals(require_inbox(self.store, "signal").send)
+        return self._signals
 
     async def acquire(self, request: LeaseRequest) -> Grant | Refusal:
         """Return a lease or a refusal; a caller that is cancelled holds no lease.

@@ -34,6 +34,7 @@ from perdure.store import (
     Delivery,
     Grant,
     NewMessage,
+    Receipt,
     Refusal,
     can_search,
     require_inbox,
@@ -133,12 +134,15 @@ class Client(ApprovalClient):
 
     async def _deliver(self, messages: Sequence[NewMessage]) -> list[SignalResult]:
         store = require_inbox(self.store, f"{type(self).__name__}.signal")
-        results: list[SignalResult] = []
-        for first in range(0, len(messages), BATCH):
-            receipts = await store.send(messages[first : first + BATCH])
-            results += (SignalResult(receipt.delivery) for receipt in receipts)
+        receipts: list[Receipt] = []
+        if len(messages) == 1:
+            async with self.session() as session:
+                receipts.append(await session.signals.send(messages[0]))
+        else:
+            for first in range(0, len(messages), BATCH):
+                receipts += await store.send(messages[first : first + BATCH])
         poke(self.store, dict.fromkeys(message.to for message in messages))
-        return results
+        return [SignalResult(receipt.delivery) for receipt in receipts]
 
     @overload
     async def signal_or_start(

@@ -224,7 +224,8 @@ class InboxStore(LeaseStore, Protocol):
         run is over changes neither: a message that came while it ended makes it due.
 
         Receipts count: when n different messages are in an inbox from which nothing was consumed,
-        at least one `send` of one of them, original or repeated, has answered n or more.
+        at least one `send` of one of them, original or repeated, has answered n or more. Arguments
+        are refused, as `InvalidArgument` or `ValueTooLarge`, before any message is written.
         """
         ...
 

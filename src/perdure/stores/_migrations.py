@@ -12,7 +12,8 @@ from importlib.resources import files
 from textwrap import dedent
 from typing import NamedTuple
 
-from perdure.errors import InvalidArgument, StoreError
+from perdure.errors import InvalidArgument
+from perdure.stores._layout import check_layout
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +44,9 @@ def pending(
     migrations: Sequence[Migration], applied: Collection[int], table: str
 ) -> Sequence[Migration]:
     """Return the migrations that were not applied; raise if a newer perdure applied others."""
-    if unknown := set(applied) - {migration.version for migration in migrations}:
-        raise StoreError(
-            f"table {table} was created by a newer version of perdure (migration {max(unknown)}); "
-            "upgrade perdure, or choose another table"
-        )
+    newest = max(migration.version for migration in migrations)
+    stored = max(applied, default=0)
+    check_layout(f"table {table}", stored, newest, unit="migration", alternative="table")
     return [migration for migration in migrations if migration.version not in applied]
 
 

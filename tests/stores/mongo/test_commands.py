@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from pymongo import monitoring
 
@@ -132,6 +133,26 @@ async def test_a_signalled_run_is_claimed_in_two_round_trips(
     assert commands.names() == ["insert"]
     await store._backend._appender.finish()
     assert sorted(commands.names()) == ["delete", "update"]
+
+
+async def test_a_mark_that_nothing_repeats_is_as_durable_as_the_entry(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """The next rest leaves the message out: a failover must not undo the mark. What a rest itself
+    consumes it names, and the next owner marks it again.
+    """
+    (grant,) = await leases(store, 1)
+    for name in ("paid", "sent"):
+        await send_one(store, grant.lease.id, name, b"1")
+    first, second = await store.inbox(grant.lease.id)
+    await store.append([msgspec.structs.replace(step(grant, 1), consumes=(first.id,))])
+    await store._backend._appender.finish()
+    [mark] = [each for each in commands.flush() if "delete" in each]
+    assert mark["writeConcern"] == {"w": "majority", "j": True}
+    rest = msgspec.structs.replace(end(grant, 2, Rest("waiting")), consumes=(second.id,))
+    await store.append([rest])
+    [mark] = [each for each in commands.flush() if each.get("delete") == f"{RUNS}_inbox"]
+    assert mark["writeConcern"]["w"] == 1
 
 
 async def test_a_refusal_costs_one_more_command(store: MongoStore, commands: CommandLog) -> None:

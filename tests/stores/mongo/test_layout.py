@@ -180,7 +180,9 @@ async def test_an_older_version_refuses_the_new_layout(store: MongoStore, old: A
 async def test_a_newer_layout_is_refused(store: MongoStore, old: Any) -> None:
     """Before anything is changed."""
     old["perdure_runs_layout"].insert_one({"_id": "layout", "number": LAYOUT + 1})
-    message = rf"perdure_runs was created by a newer version .*layout {LAYOUT + 1}.*upgrade perdure"
+    message = (
+        rf"perdure_runs was .* newer .*layout {LAYOUT + 1}; .* up to {LAYOUT}\): upgrade perdure"
+    )
     with pytest.raises(StoreError, match=message):
         await store.load("due")
     assert "perdure_status" in old["perdure_runs"].index_information()

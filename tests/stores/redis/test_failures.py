@@ -51,6 +51,24 @@ def admin(redis_url: str) -> Iterator[Redis]:
         yield client
 
 
+async def test_a_server_that_does_not_reply_is_unavailable(
+    redis_url: str, redis_prefix: str, admin: Redis
+) -> None:
+    """After `timeout`, which also limits what is sent to open a connection."""
+    options: Any = {"namespace": redis_prefix, "timeout": 0.2, "connect_timeout": 0}
+    async with redis(redis_url, **options) as store, redis(redis_url, **options) as other:
+        await store.load("run")
+        admin.client_pause(3_000)
+        try:
+            with pytest.raises(StoreUnavailable, match=r"no reply within 0\.2s"):
+                await store.load("run")
+            with pytest.raises(StoreUnavailable, match=r"no reply within 0\.2s"):
+                await other.load("run")
+        finally:
+            admin.client_unpause()
+        assert await store.load("run") is None
+
+
 async def test_an_append_cancelled_while_it_is_sent_is_cancelled(store: RedisStore) -> None:
     """The driver would swallow the cancellation, and the caller would continue."""
     (grant,) = await leased(store)

@@ -194,6 +194,38 @@ async def test_a_claim_from_many_queues_is_one_round_trip(store: RedisStore, adm
     assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
+async def test_the_wake_sets_of_a_shard_are_read_at_once(store: RedisStore, admin: Redis) -> None:
+    """However many workflows a worker drives, and queues it serves."""
+    names = [f"emails/{n}" for n in range(100)]
+    drivable = drives("0", "1", "2", "3")
+    await store.claim("ana", HOUR, 1, drives=drivable)
+    with counted(admin) as calls:
+        await store.claim("ana", HOUR, 50, drives=drivable, queues=dict.fromkeys(["", *names], 1))
+    assert calls == {"zrange": SHARDS, "time": 1}
+
+
+async def test_runs_are_claimed_from_a_shard_with_many_wake_sets(store: RedisStore) -> None:
+    """Then each set is looked up."""
+    many = [queued(f"{n}", f"emails/{n}") for n in range(100 * SHARDS)]
+    await store.enqueue([*many, queued("a"), queued("b", workflow="other")])
+    grants = await store.claim(
+        "ana", HOUR, 50, drives=drives("order"), queues={"": 9, "emails/7": 9, "emails/8": 9}
+    )
+    assert sorted(grant.lease.id for grant in grants) == ["7", "8", "a"]
+
+
+async def test_runs_of_a_batch_share_the_entries_of_their_indexes(
+    store: RedisStore, admin: Redis
+) -> None:
+    """A list and a wake set are announced once, and the server checks no keys for a cluster."""
+    await store.enqueue([queued("first")])
+    with counted(admin) as calls:
+        await store.enqueue([queued(f"{n}") for n in range(100)])
+    assert calls["sadd"] <= SHARDS
+    assert calls["zadd"] <= 3 * 100 + SHARDS
+    assert calls["exists"] == calls["hset"] == 100
+
+
 async def test_a_queue_is_found_by_one_seek(
     store: RedisStore, admin: Redis, filler: Filler
 ) -> None:

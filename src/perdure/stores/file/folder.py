@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from perdure.errors import StoreCorrupted, StoreError
+from perdure.errors import StoreCorrupted
+from perdure.stores._layout import check_layout
 from perdure.stores.file.disk import Disk, locked
 from perdure.stores.file.inbox import KnownInboxes
 from perdure.stores.file.journal import KnownJournals
@@ -36,11 +37,7 @@ class Folder:
         self.disk.make_directory(self.locks)
         with locked(self.locks / "layout"):
             number = self._layout_number()
-            if number > _LAYOUT:
-                raise StoreError(
-                    f"{self.root} was written by a newer version of perdure (layout {number}); "
-                    "upgrade perdure, or choose another directory"
-                )
+            check_layout(f"{self.root}", number, _LAYOUT, alternative="directory")
             if number < _LAYOUT:
                 self.disk.replace(self._layout, b"%d" % _LAYOUT)
         for directory in (self.runs, self.wakes, self.queues):

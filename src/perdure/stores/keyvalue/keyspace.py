@@ -5,7 +5,7 @@ from zlib import crc32
 
 import msgspec
 
-from perdure.errors import StoreError
+from perdure.stores._layout import check_layout
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.layout import editing
 
@@ -55,11 +55,7 @@ class Keyspace:
         """Store the number of the layout, or raise if a newer perdure has written here."""
         text = await self.documents.read(_LAYOUT_KEY)
         number = 1 if text is None else int(text)
-        if number > _LAYOUT:
-            raise StoreError(
-                f"the key-value store was written by a newer version of perdure (layout {number}); "
-                "upgrade perdure, or choose another key-value store"
-            )
+        check_layout("the key-value store", number, _LAYOUT, alternative="key-value store")
         if number < _LAYOUT:
             await self.documents.swap(_LAYOUT_KEY, text, f"{_LAYOUT}")
 

@@ -231,7 +231,7 @@ class Appender:
             for key, epoch in epochs.items()
             if (position := self._positions.get(key, epoch)) is not None
         ]
-        works: list[Awaitable[object]] = [mark_consumed(db, keys)] if keys else []
+        works: list[Awaitable[object]] = [mark_consumed(db.inbox, keys)] if keys else []
         if counts:
             works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
         await gather_all(works)
@@ -249,7 +249,8 @@ class Appender:
             for key in message_keys(batch.key, batch.consumes)
         ]
         if keys:
-            await mark_consumed(db, keys)
+            # The rest itself names these messages: the next owner marks those that are not marked.
+            await mark_consumed(connection.relaxed(db.inbox), keys)
         # Positions last: while there is one, a run that is missing is known to be deleted by us.
         for batch in batches:
             self._clean_up(batch, may_have_messages=may_have_messages)

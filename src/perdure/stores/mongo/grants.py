@@ -69,7 +69,7 @@ class Grants:
             inbox = tuple(each for each in stored if names[each.id] not in consumed)
             grants[key] = self._grant(run, ttls[key], logs.get(key, ()), inbox)
         if to_mark:
-            await mark_consumed(db, to_mark)
+            await mark_consumed(db.inbox, to_mark)
         await _reset_takeovers(db, leased.values(), logs)
         return grants
 

@@ -6,7 +6,8 @@ reader that continues after a message needs no more than its id.
 
 Consuming is part of the entry's own write: a message is consumed when an entry that counts names
 it. The mark on the message is written after that and only saves reading; after a crash in between,
-the run's next owner writes it.
+the run's next owner writes it. Only when the mark is as durable as the entry may a rest leave out
+the name of the message: if a failover could undo the mark, the message would be there again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from bson.objectid import ObjectId
 from perdure.errors import InvalidArgument
 from perdure.store import INBOX_PAGE, Message
 from perdure.stores._timestamps import to_microseconds
-from perdure.stores.mongo.connection import relaxed
+from perdure.stores.mongo import connection
 from perdure.stores.mongo.documents import unpack
 from perdure.stores.mongo.journal import consumed_messages, message_name, read_logs
 from perdure.stores.mongo.schema import Collections, gather_all
@@ -177,11 +178,10 @@ def message_keys(run: str, ids: Iterable[str]) -> list[str]:
     return [f"{run}\0{message_name(id)}" for id in ids]
 
 
-async def mark_consumed(db: Collections, keys: Sequence[str]) -> None:
+async def mark_consumed(inbox: connection.Collection, keys: Sequence[str]) -> None:
     """Mark messages as consumed; one with a dedup id stays, to recognize its duplicates."""
     to_keep = [key for key in keys if _has_dedup_id(key)]
     to_delete = [key for key in keys if not _has_dedup_id(key)]
-    inbox = relaxed(db.inbox)
     if to_keep:
         emptied = {"$set": {"consumed": True}, "$unset": {"payload": "", "packed": ""}}
         await inbox.update_many({"_id": {"$in": to_keep}}, emptied)

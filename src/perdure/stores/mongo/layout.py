@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from perdure.errors import StoreError
+from perdure.stores._layout import check_layout
 from perdure.stores.mongo.connection import Collection, create_indexes
 from perdure.stores.mongo.errors import INDEX_NOT_FOUND, NAMESPACE_NOT_FOUND, UNAUTHORIZED
 from perdure.stores.mongo.schema import (
@@ -40,11 +40,7 @@ async def prepare(db: Collections) -> None:
     """Create collections and indexes, or upgrade them; several processes may do so at once."""
     stored = await db.layout.find_one({"_id": _ID})
     number = 1 if stored is None else stored["number"]
-    if number > LAYOUT:
-        raise StoreError(
-            f"collection {db.runs.name} was created by a newer version of perdure (layout "
-            f"{number}, this one knows {LAYOUT}); upgrade perdure, or choose another collection"
-        )
+    check_layout(f"collection {db.runs.name}", number, LAYOUT, alternative="collection")
     if number < LAYOUT:
         await _drop_old_indexes(db)
     await create_indexes(db.runs, RUN_INDEXES)

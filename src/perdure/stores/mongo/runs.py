@@ -118,7 +118,7 @@ class Runs:
             # The entries that say so are no longer part of the run, and their writer may not have
             # marked the messages yet.
             if consumed := consumed_by(logs[key]):
-                await mark_consumed(db, message_keys(key, consumed))
+                await mark_consumed(db.inbox, message_keys(key, consumed))
             self._cleanup.delete_logs(key, epochs[-1])
 
     async def _wake_on_message(

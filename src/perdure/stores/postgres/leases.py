@@ -32,6 +32,7 @@ from perdure.stores.postgres.statements import (
     RELEASE,
     RENEW,
     Statements,
+    tags_added,
 )
 
 
@@ -181,8 +182,9 @@ class Leases:
         [*values, tags, summary] = headers[0]
         if len(headers) == 1 and tags == "[]":
             return await self._fetch(self._statements.sql(CREATE_ONE), *values, summary)
-        columns = zip(*headers, strict=True)
-        return await self._fetch(self._statements.sql(CREATE), *columns)
+        *columns, tags, summaries = zip(*headers, strict=True)
+        statement = self._statements.sql(CREATE, tags_added(tags))
+        return await self._fetch(statement, *columns, tags, summaries)
 
     def _header(self, request: LeaseRequest) -> tuple[object, ...]:
         """Return the columns of a new run."""

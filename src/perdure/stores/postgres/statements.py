@@ -14,6 +14,8 @@ Columns: `messages` counts the messages in the run's inbox that are not consumed
 that no journal entry is older than the current lease.
 """
 
+from collections.abc import Iterable
+
 from perdure.store import INBOX_PAGE
 from perdure.stores.postgres.schema import Tables
 
@@ -114,6 +116,7 @@ CREATE_ONE = """
     RETURNING id, epoch
 """
 
+# Here and in the next one, {extra} is what `tags_added` returns.
 CREATE = """
     WITH created AS (
         INSERT INTO {runs} (
@@ -131,7 +134,7 @@ CREATE = """
         ) AS request (id, owner, ttl, data, workflow, version, tags, summary)
         ON CONFLICT (id) DO NOTHING
         RETURNING id, epoch, tags, created_at
-    ), {tags_of_created}
+    ) {extra}
     SELECT id, epoch FROM created
 """
 
@@ -155,7 +158,7 @@ ENQUEUE = """
         )
         ON CONFLICT (id) DO NOTHING
         RETURNING run.id, run.tags, run.created_at, {notify_if_due}
-    ), {tags_of_created}
+    ) {extra}
     SELECT id FROM created
 """
 
@@ -325,6 +328,14 @@ def compose(template: str, **parts: str) -> str:
     for name, part in parts.items():
         template = template.replace(f"{{{name}}}", part)
     return template
+
+
+def tags_added(tags: Iterable[object]) -> str:
+    """Return the part of a statement that adds the tags of new runs, each a JSON array.
+
+    It is left out if there are none: for one run, it takes a quarter of the statement's time.
+    """
+    return ", {tags_of_created}" if any(each != "[]" for each in tags) else ""
 
 
 class Statements:

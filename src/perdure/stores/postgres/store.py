@@ -53,6 +53,7 @@ from perdure.stores.postgres.statements import (
     LOAD,
     SAVE,
     Statements,
+    tags_added,
 )
 from perdure.validation import check_prefix
 
@@ -224,10 +225,10 @@ class PostgresBackend:
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
             first.setdefault(self._key(run.id, run.workflow, run.queue), index)
-        columns = zip(
-            *((key, *_columns_of(runs[first[key]])) for key in sorted(first)), strict=True
-        )
-        rows = await fetch(self._statements.sql(ENQUEUE), *columns)
+        new = [(key, *_columns_of(runs[first[key]])) for key in sorted(first)]
+        *columns, tags, summaries = zip(*new, strict=True)
+        statement = self._statements.sql(ENQUEUE, tags_added(tags))
+        rows = await fetch(statement, *columns, tags, summaries)
         created = {first[key] for (key,) in rows}
         return [index in created for index in range(len(runs))]
 

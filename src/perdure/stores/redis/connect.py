@@ -44,7 +44,7 @@ def _to_url(url: str, *, cluster: bool, max_connections: int, timeout: float) ->
     options = {
         # One more than commands use, to listen for notifications.
         "max_connections": max_connections + 1,
-        "socket_timeout": timeout,
+        "socket_timeout": None,
         "socket_connect_timeout": timeout,
         "retry": driver.retry.Retry(NoBackoff(), 0),
         "protocol": 2,
@@ -54,11 +54,13 @@ def _to_url(url: str, *, cluster: bool, max_connections: int, timeout: float) ->
         return driver.ConnectionPool.from_url(plain, **options)
 
     if not (cluster or scheme.endswith(_CLUSTER)):
-        return NodeLink(make_pool, where=where, limit=max_connections, is_ours=True)
+        return NodeLink(
+            make_pool, where=where, limit=max_connections, is_ours=True, timeout=timeout
+        )
     pool = make_pool()
     settings: dict[str, Any] = {"host": "localhost", "port": 6379, **pool.connection_kwargs}
     seed = (settings["host"], settings["port"])
-    return _cluster(pool.connection_class, settings, [seed], where, max_connections)
+    return _cluster(pool.connection_class, settings, [seed], where, max_connections, timeout)
 
 
 def _over(client: Any, max_connections: int) -> NodeLink:
@@ -78,7 +80,12 @@ def _with_settings_of(client: Any, max_connections: int) -> ClusterLink:
 
 
 def _cluster(
-    kind: Any, settings: dict[str, Any], seeds: list[Address], where: str, limit: int
+    kind: Any,
+    settings: dict[str, Any],
+    seeds: list[Address],
+    where: str,
+    limit: int,
+    timeout: float | None = None,
 ) -> ClusterLink:
     driver = load_driver()
 
@@ -89,6 +96,7 @@ def _cluster(
         def make_pool() -> Any:
             return driver.ConnectionPool(kind, max_connections=limit + 1, **options)
 
-        return NodeLink(make_pool, where=f"{host}:{port}", limit=limit, is_ours=True)
+        where = f"{host}:{port}"
+        return NodeLink(make_pool, where=where, limit=limit, is_ours=True, timeout=timeout)
 
     return ClusterLink(make_node, seeds, where=where)

@@ -15,7 +15,7 @@ refused.
 
 import logging
 
-from perdure.errors import StoreError
+from perdure.stores._layout import check_layout
 from perdure.stores.redis import scripts
 from perdure.stores.redis.keys import LAYOUT, Keys
 from perdure.stores.redis.server import Call, Server
@@ -28,11 +28,7 @@ async def ensure_layout(server: Server, keys: Keys) -> None:
     calls = [Call([mark], ()) for mark in keys.marks]
     marks = await server.run(scripts.LAYOUT, calls)
     newest = max(int(layout) for layout, _ in marks)
-    if newest > LAYOUT:
-        raise StoreError(
-            f"Redis at {server.link.where} has runs in layout {newest}, and this perdure knows "
-            f"only layout {LAYOUT}; install a newer perdure, or use another namespace"
-        )
+    check_layout(f"Redis at {server.link.where}", newest, LAYOUT, alternative="namespace")
     moving = [call for call, (_, is_moving) in zip(calls, marks, strict=True) if is_moving]
     if moving:
         logger.info("upgrading the runs at %s to layout %d", server.link.where, LAYOUT)

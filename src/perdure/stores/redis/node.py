@@ -57,18 +57,27 @@ class NodeLink:
     """One server, through a pool of the driver's, of which `limit` connections are used at once.
 
     Commands are sent on a connection and not by the driver's client, which would repeat a command
-    whose reply was lost, even one that must not be executed twice.
+    whose reply was lost, even one that must not be executed twice. `timeout` is how many seconds a
+    reply may take, `None` if the driver limits that: for each command that it sends, it would start
+    a task.
     """
 
     is_sharded = False
 
     def __init__(
-        self, make_pool: Callable[[], Any], *, where: str, limit: int, is_ours: bool
+        self,
+        make_pool: Callable[[], Any],
+        *,
+        where: str,
+        limit: int,
+        is_ours: bool,
+        timeout: float | None = None,
     ) -> None:
         self.where = where
         self._make_pool = make_pool
         self._limit = limit
         self._is_ours = is_ours
+        self._timeout = timeout
         self._is_closed = False
         self._errors = driver_errors()
         self._refusal: type[Exception] = load_exceptions().ResponseError
@@ -82,25 +91,34 @@ class NodeLink:
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return the reply to each."""
         pool = self._open_pool()
-        task = asyncio.current_task()
-        cancellations = 0 if task is None else task.cancelling()
+        connection: Any = None
+        is_reusable = False
         async with self._free:
-            connection = await self._connection(pool)
-            is_reusable = False
             try:
-                await connection.send_packed_command([pack(command) for command in commands])
-                if task is not None and task.cancelling() > cancellations:
-                    # The driver sends under `wait_for`, which on Python 3.11 swallows a
-                    # cancellation that arrives as its work ends.
-                    raise asyncio.CancelledError
-                replies = [await self._reply(connection) for _ in commands]
+                # One for both: opening a connection also waits for replies.
+                async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+                    connection = await self._connection(pool)
+                    replies = await self._exchange(connection, commands)
                 is_reusable = True
                 return replies
+            except TimeoutError as error:
+                raise TimeoutError(f"no reply within {self._timeout:g}s") from error
             finally:
-                # Otherwise a late reply would be read as the reply to the next command.
-                if not is_reusable or self._is_closed:
-                    await connection.disconnect(nowait=True)
-                await pool.release(connection)
+                if connection is not None:
+                    # Otherwise a late reply would be read as the reply to the next command.
+                    if not is_reusable or self._is_closed:
+                        await connection.disconnect(nowait=True)
+                    await pool.release(connection)
+
+    async def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
+        task = asyncio.current_task()
+        cancellations = 0 if task is None else task.cancelling()
+        await connection.send_packed_command([pack(command) for command in commands])
+        if task is not None and task.cancelling() > cancellations:
+            # With a timeout, the driver sends under `wait_for`, which on Python 3.11 swallows a
+            # cancellation that arrives as its work ends.
+            raise asyncio.CancelledError
+        return [await self._reply(connection) for _ in commands]
 
     async def send_everywhere(self, command: Command) -> list[Any]:
         """Return the reply of the server."""
@@ -124,6 +142,8 @@ class NodeLink:
         """Provide a subscriber on the one connection that commands leave free."""
         client = load_driver().Redis(connection_pool=self._open_pool())
         async with client.pubsub() as subscriber:
+            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+                await subscriber.connect()
             yield subscriber
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """The Lua scripts; the server executes each atomically."""
 
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 
@@ -19,12 +20,22 @@ class Script:
     sha: str
 
 
+@cache
+def for_cluster(script: Script) -> Script:
+    """Return a script that first makes sure that the node has all keys it will use."""
+    text = script.text.replace("local in_cluster = false", "local in_cluster = true")
+    return _with_hash(script.name, text)
+
+
+def _with_hash(name: str, text: str) -> Script:
+    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
 def _script(name: str, parts: tuple[str, ...]) -> Script:
     """Return a script with the shared parts before it, which Redis cannot import."""
     folder = files("perdure.stores.redis") / "lua"
     texts = [(folder / f"{part}.lua").read_text("utf-8") for part in (*parts, name)]
-    text = "\n".join(texts)
-    return Script(name, text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return _with_hash(name, "\n".join(texts))
 
 
 ACQUIRE = _script("acquire", _LEASE)

@@ -14,7 +14,7 @@ from perdure.stores.redis.errors import (
     translate,
 )
 from perdure.stores.redis.node import Command, Link, Value
-from perdure.stores.redis.scripts import Script
+from perdure.stores.redis.scripts import Script, for_cluster
 
 T = TypeVar("T")
 
@@ -101,6 +101,8 @@ class Server:
             raise translate(error, self.link.where) from error
 
     async def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        if self.link.is_sharded:
+            script = for_cluster(script)
         replies = await self.link.send(
             [("EVALSHA", script.sha, len(keys), *keys, *values) for keys, values in calls]
         )

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import ValueTooLarge
-from perdure.store import Entry, LeaseRequest, Rest, Store, capabilities
+from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.store import Entry, LeaseRequest, NewMessage, Rest, Store, capabilities
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -111,6 +111,16 @@ class PayloadChecks(Harness):
             await send_one(
                 inboxes, "run", "paid", as_json("x" * capabilities(store).max_value_size)
             )
+        assert list(await inboxes.inbox("run")) == []
+
+    async def test_no_message_of_a_refused_call_is_written(self, store: Store) -> None:
+        """Arguments are refused before any message is written."""
+        inboxes = need_inbox(store)
+        await acquire_run(inboxes)
+        big = as_json("x" * capabilities(store).max_value_size)
+        for bad in (NewMessage("run", "paid", big), NewMessage("", "paid", b"null")):
+            with pytest.raises((InvalidArgument, ValueTooLarge)):
+                await inboxes.send([NewMessage("run", "sent", b"null"), bad])
         assert list(await inboxes.inbox("run")) == []
 
     async def test_a_first_snapshot_that_is_too_large_is_refused(self, store: Store) -> None:

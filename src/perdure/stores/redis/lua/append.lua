@@ -13,7 +13,9 @@ local function apply(run, place, data, effects)
     end
     local what, summary = decode(effects)
     if not what.rest then
-        redis.call('EXISTS', run, shard .. 'inbox:' .. id)
+        if in_cluster then
+            redis.call('EXISTS', run, shard .. 'inbox:' .. id)
+        end
         consume(shard, id, what.consumes)
         redis.call('HSET', run, place, data)
         return

@@ -8,7 +8,9 @@ for number, run in ipairs(KEYS) do
     if header and header.epoch == ARGV[2 * number] and header.owner == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
         local set = wake_set_of(id, header)
-        require_keys(shard, {run, shard .. 'inbox:' .. id, shard .. 'wake:' .. set})
+        if in_cluster then
+            require_keys(shard, {run, shard .. 'inbox:' .. id, shard .. 'wake:' .. set})
+        end
         redis.call('HSET', run, 'wake', ends)
         schedule(shard, id, header, ends)
         answers[number] = {ends, redis.call('EXISTS', shard .. 'inbox:' .. id)}

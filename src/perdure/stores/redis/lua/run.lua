@@ -22,6 +22,9 @@
 -- The server executes a script atomically, but does not roll back one that fails. So each script
 -- makes every check that can fail before its first write.
 
+-- The scripts for a cluster have `true` here.
+local in_cluster = false
+
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -116,24 +119,35 @@ local function wake_set_of(id, header)
     return header.set
 end
 
+-- The lists and wake sets to which this script has added a run, so that they are known: a batch has
+-- many runs of the same.
+local known = {}
+
 local function add_to_list(shard, id, header)
     local list = list_of(id, header)
-    redis.call('ZADD', shard .. 'list:' .. list, header.updated, id)
-    redis.call('SADD', shard .. 'lists', list)
+    local key = shard .. 'list:' .. list
+    redis.call('ZADD', key, header.updated, id)
+    if not known[key] then
+        known[key] = true
+        redis.call('SADD', shard .. 'lists', list)
+    end
 end
 
 local function remove_from_list(shard, id, header)
     local list = list_of(id, header)
     local key = shard .. 'list:' .. list
     if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
+        known[key] = nil
         redis.call('SREM', shard .. 'lists', list)
     end
 end
 
 local function schedule(shard, id, header, at)
     local set = wake_set_of(id, header)
+    local key = shard .. 'wake:' .. set
     -- A set that already has the run is known.
-    if redis.call('ZADD', shard .. 'wake:' .. set, at, id) == 1 then
+    if redis.call('ZADD', key, at, id) == 1 and not known[key] then
+        known[key] = true
         redis.call('ZADD', shard .. 'wakes', 0, set)
     end
 end
@@ -142,6 +156,7 @@ local function unschedule(shard, id, header)
     local set = wake_set_of(id, header)
     local key = shard .. 'wake:' .. set
     if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
+        known[key] = nil
         redis.call('ZREM', shard .. 'wakes', set)
     end
 end
@@ -166,9 +181,9 @@ local function remove_tags(shard, id, header)
 end
 
 -- Fails unless all keys that a script will use for a run are on this node: `keys`, and the indexes
--- of the shard. While a slot of a cluster moves to another node, some of its keys are here and some
--- there, and a script is aborted at the first key that is missing. Naming all keys before the first
--- write means that nothing is left half done.
+-- of the shard. Called in a cluster only: while a slot moves to another node, some of its keys are
+-- here and some there, and a script is aborted at the first key that is missing. Naming all keys
+-- before the first write means that nothing is left half done.
 local is_checked = {}
 local function require_keys(shard, keys)
     if not is_checked[shard] then
@@ -228,7 +243,9 @@ end
 
 -- Creates a run and returns its epoch. While it has an owner, its wake time is the lease's end.
 local function create(shard, id, run)
-    require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
+    if in_cluster then
+        require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
+    end
     run.updated, run.created, run.epoch = now_text, now_text, next_number(shard)
     write(shard, id, run)
     add_tags(shard, id, run)
@@ -289,11 +306,13 @@ end
 -- `old` is its header, or nil for a new run. The inbox is checked in the same script, so a message
 -- that a run awaits is either seen here or finds `awaits` when it is sent.
 local function settle(shard, id, old, new, consumes)
-    require_keys(shard, {
-        shard .. 'run:' .. id,
-        shard .. 'inbox:' .. id,
-        unpack(index_keys(shard, id, {new, old})),
-    })
+    if in_cluster then
+        require_keys(shard, {
+            shard .. 'run:' .. id,
+            shard .. 'inbox:' .. id,
+            unpack(index_keys(shard, id, {new, old})),
+        })
+    end
     consume(shard, id, consumes)
     new.epoch = new.epoch or next_number(shard)
     if new.awaits and has_message(shard, id, new.awaits) then
@@ -327,12 +346,14 @@ local function delete(shard, id)
     if not header then
         return false
     end
-    require_keys(shard, {
-        run,
-        shard .. 'inbox:' .. id,
-        shard .. 'dedup:' .. id,
-        unpack(index_keys(shard, id, {header})),
-    })
+    if in_cluster then
+        require_keys(shard, {
+            run,
+            shard .. 'inbox:' .. id,
+            shard .. 'dedup:' .. id,
+            unpack(index_keys(shard, id, {header})),
+        })
+    end
     remove_from_list(shard, id, header)
     unschedule(shard, id, header)
     remove_tags(shard, id, header)

@@ -3,6 +3,23 @@
 -- A script blocks all other clients: after this many members it stops, and reports where.
 local MAX_MEMBERS = 5000
 
+-- Returns the wake sets of a shard by queue, or false if there are many. Most shards have few: then
+-- one command finds those of all queues and workflows.
+local FEW_SETS = 50
+local function few_sets(shard)
+    local sets = redis.call('ZRANGE', shard .. 'wakes', 0, FEW_SETS)
+    if #sets > FEW_SETS then
+        return false
+    end
+    local by_queue = {}
+    for _, set in ipairs(sets) do
+        local queue = string.match(set, '^%Z*')
+        by_queue[queue] = by_queue[queue] or {}
+        table.insert(by_queue[queue], set)
+    end
+    return by_queue
+end
+
 -- Returns the wake sets of a queue, of one workflow if it is given.
 local function wake_sets(shard, queue, workflow)
     local low = queue .. '\0' .. (workflow and workflow .. '\0' or '')
@@ -38,12 +55,17 @@ end
 -- Calls `visit` for runs that are due at `to`, earliest first, in the shards of KEYS, and returns
 -- what `merge` returns. `request` is {queues = {{queue, limit}, ...}, drives = ...}.
 local function visit_due(request, to, score, id, limit, visit)
-    local sources, drives = {}, request.drives
+    local sources, drives, few = {}, request.drives, {}
+    for _, key in ipairs(KEYS) do
+        few[key] = few_sets(shard_of(key))
+    end
     for _, pair in ipairs(request.queues) do
         local queue, quota = pair[1], {left = pair[2]}
         for _, key in ipairs(KEYS) do
             local shard = shard_of(key)
-            if queue == '' and drives then
+            if few[key] then
+                add_sources(sources, shard, few[key][queue] or {}, drives, quota)
+            elseif queue == '' and drives then
                 -- Runs in no queue can have any number of workflows. A queue has few.
                 for workflow in pairs(drives) do
                     add_sources(sources, shard, wake_sets(shard, queue, workflow), drives, quota)

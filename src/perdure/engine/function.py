@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from perdure.engine.execution import Execution
@@ -96,6 +96,8 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
     step = run.branches.handle = Step(run)
     try:
         value = await body(step)
+        if isinstance(value, Coroutine):
+            raise _forgotten_await(value)
     except Exception as error:  # noqa: BLE001  # the user's function
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)
@@ -105,6 +107,13 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
     if isinstance(value, Err):
         run.ended_by = value
     return value if isinstance(value, Ok | Err) else Ok(value)
+
+
+def _forgotten_await(value: Coroutine[Any, Any, Any]) -> InvalidArgument:
+    # Closed, so that Python does not complain a second time.
+    value.close()
+    hint = "Write `return await step(…)`"
+    return InvalidArgument("output", value, "what the workflow function computed", hint)
 
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:

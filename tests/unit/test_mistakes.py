@@ -78,7 +78,7 @@ async def test_a_run_instead_of_its_id() -> None:
 
 
 async def test_an_await_that_was_forgotten_before_the_last_step() -> None:
-    """The output would be a coroutine that nobody awaits, and be recorded as null."""
+    """Otherwise the output would be a coroutine, which is recorded as null."""
 
     async def order(step: Step) -> Any:
         return step("fetch", fetch, 1)

@@ -27,7 +27,7 @@ help:
 	@echo 'make check  run the quick part: lint, types, and the tests that need no server'
 	@echo 'make fmt    format the code and apply ruff fixes'
 	@echo 'make docs   build the documentation as a site in build/site; nothing in it is loaded from elsewhere'
-	@echo 'make dist   build the wheel and the source distribution, and try both on every Python'
+	@echo 'make dist   build the wheel and the source distribution, and run the quick tests with them on every Python'
 	@echo 'make bench  compare with raw drivers and other libraries; FAST=1 takes five minutes'
 	@echo 'make clean  remove everything that was installed or cached here'
 

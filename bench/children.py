@@ -71,7 +71,7 @@ async def writes_of_one() -> Counter[str]:
     run = await runtime.trigger(calls)
     while not run.over:
         await runtime.sweep()
-        run = await runtime.resume(run.run_id)
+        run = await runtime.resume(run.id)
     counts = Counter(each.verb for each in store.calls)
     return Counter({verb: counts[verb] for verb in WRITES if counts[verb]})
 

@@ -134,7 +134,7 @@ async def _trigger(url: str, runs: str) -> None:
     for _ in range(int(runs)):
         await asyncio.sleep(random.uniform(*GAPS))
         before = time.monotonic_ns()
-        triggered[(await runtime.trigger(waking, wait=False)).run_id] = before
+        triggered[(await runtime.trigger(waking, wait=False)).id] = before
     print(json.dumps(triggered))
     await store.close()
 

@@ -61,7 +61,7 @@ async def main() -> None:
     if run is None:
         print("no such report")
     else:
-        print(f"{run.run_id}: {run.status} {run.output or ''}".rstrip())
+        print(f"{run.id}: {run.status} {run.output or ''}".rstrip())
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -65,7 +65,8 @@ def check_id(id: object, parameter: str = "id") -> str:
     """Check for a non-empty string of at most 512 characters without NUL."""
     expected = f"a non-empty string of at most {MAX_ID_LENGTH} characters without NUL"
     if not isinstance(id, str) or not id:
-        raise InvalidArgument(parameter, id, expected)
+        hint = "Pass its id" if isinstance(getattr(id, "id", None), str) else ""
+        raise InvalidArgument(parameter, id, expected, hint)
     if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
         raise InvalidArgument(parameter, id, expected)
     return id

@@ -93,6 +93,6 @@ class Settling(Runtime):
         if self.driver.always_replay:
             for _ in range(200):
                 if not await super().sweep():
-                    return await self.get_run(run.run_id)
+                    return await self.get_run(run.id)
             raise AssertionError(f"{run!r} does not come to rest")
         return run

@@ -135,7 +135,7 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 async def test_two_processes_that_trigger_one_id_make_one_run(pair: tuple[Store, Store]) -> None:
     first, second = await both(*pair, lambda client: client.trigger("pay", 2, run_id="run"))
-    assert (first.run_id, second.run_id) == ("run", "run")
+    assert (first.id, second.id) == ("run", "run")
     assert first.created_at == second.created_at
 
 
@@ -210,7 +210,7 @@ async def test_a_paused_run_is_resumed_by_a_worker(store: MemoryStore, clock: Te
     """`resume` of a client writes one rest and calls nothing."""
     runtime = Runtime(store, workflows=[listen], clock=clock)
     run = await runtime.trigger(listen)
-    resumed = await Client(store, clock=clock).resume(run.run_id)
+    resumed = await Client(store, clock=clock).resume(run.id)
     assert (resumed.status, len(resumed.pending)) == ("queued", 1)
     (swept,) = await runtime.sweep()
     assert (swept.status, swept.pending) == ("waiting", run.pending)
@@ -238,7 +238,7 @@ async def test_many_runs_and_signals_are_written_in_batches(store: MemoryStore) 
     counted = FaultyStore(store)
     client = Client(counted)
     runs = await client.trigger_many("pay", range(1200))
-    results = await client.signal_many(Signal(run.run_id, "hello") for run in runs)
+    results = await client.signal_many(Signal(run.id, "hello") for run in runs)
     assert [call.verb for call in counted.calls] == ["enqueue"] * 3 + ["send"] * 3
     assert [run.payload for run in runs] == list(range(1200))
     assert {result.delivery for result in results} == {Delivery.DELIVERED}
@@ -341,7 +341,7 @@ async def test_a_short_outage_is_waited_out(
     runtime = Runtime(store, workflows=[payments.workflow], clock=clock)
     run = await runtime.trigger("pay", 2)
     shaky = FaultyStore(store, fail_at=1, verbs={verb})
-    waiting = asyncio.ensure_future(Client(shaky, clock=clock).result(run.run_id))
+    waiting = asyncio.ensure_future(Client(shaky, clock=clock).result(run.id))
     await clock.advance("1s")
     assert (await waiting, shaky.failed) == (2, True)
 
@@ -357,7 +357,7 @@ async def test_a_run_that_is_deleted_is_missed(store: MemoryStore, clock: TestCl
     run = await client.trigger("pay", 1)
     waiting = asyncio.ensure_future(client.result(run))
     await clock.advance(0)
-    await client.delete(run.run_id)
+    await client.delete(run.id)
     await clock.advance("1s")
     with pytest.raises(RunNotFound):
         await waiting
@@ -384,7 +384,7 @@ async def test_a_watcher_sees_reports_of_a_running_step(
     assert (await anext(watch)).progress is None
     change = asyncio.ensure_future(anext(watch))
     report = '{"progress": 0.5, "note": "half", "at": "2030-01-01T00:00:01.000Z"}'
-    await store.documents.set(f"report:{run.run_id}", report)
+    await store.documents.set(f"report:{run.id}", report)
     await clock.advance("1s")
     assert (await change).progress == 0.5
     await watch.aclose()
@@ -451,6 +451,6 @@ async def test_two_event_loops_wait_for_one_run(tmp_path: Path) -> None:
 
     async with Client(url) as client:
         run = await client.trigger(job, Job(str(tmp_path / "log"), 0.1))
-        threads = [asyncio.to_thread(asyncio.run, wait_for(run.run_id)) for _ in range(2)]
+        threads = [asyncio.to_thread(asyncio.run, wait_for(run.id)) for _ in range(2)]
         with worker_process(url) as process:
             assert await asyncio.gather(*threads) == [process.pid] * 2

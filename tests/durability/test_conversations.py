@@ -55,7 +55,7 @@ async def test_an_event_starts_the_run_that_it_is_for() -> None:
         first = await runtime.signal_or_start(cart, "cart-7", "add", "tea", start="ana")
         second = await runtime.signal_or_start(cart, "cart-7", "add", "jam", start="ana")
         assert first.run is not None
-        assert first.run.run_id == "cart-7"
+        assert first.run.id == "cart-7"
         assert second.run is None
         await runtime.signal_or_start(cart, "cart-7", "add", "bun", start="ana")
         assert await runtime.result("cart-7", timeout="5s") == ["bun", "jam", "tea"]

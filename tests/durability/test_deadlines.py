@@ -34,7 +34,7 @@ async def test_a_suspended_run_fails_at_its_deadline(
     (run,) = await make_runtime(slow_import).sweep()
     assert run.status == "failed"
     assert isinstance(run.error, DeadlinePassed)
-    assert (run.error.run_id, run.error.deadline) == (run.run_id, run.deadline)
+    assert (run.error.run_id, run.error.deadline) == (run.id, run.deadline)
 
 
 async def test_a_step_is_cut_off_at_the_deadline(store: MemoryStore, clock: TestClock) -> None:
@@ -92,7 +92,7 @@ async def test_a_trigger_may_set_a_deadline(make_runtime: MakeRuntime, clock: Te
     run = await runtime.trigger(patient, run_id="b", deadline="2h")
     assert run.deadline == clock.now() + timedelta(hours=2)
     await clock.advance("2h")
-    assert [(run.run_id, run.status) for run in await runtime.sweep()] == [("b", "failed")]
+    assert [(run.id, run.status) for run in await runtime.sweep()] == [("b", "failed")]
 
 
 async def test_a_deadline_that_passed_in_the_queue_fails_the_run(

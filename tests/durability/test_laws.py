@@ -702,7 +702,7 @@ async def test_a_task_that_outlives_its_run_can_record_nothing() -> None:
     async with Worker(runtime):
         run = await runtime.trigger(w)
         await asyncio.gather(*tasks)
-        after = await runtime.get_run(run.run_id)
+        after = await runtime.get_run(run.id)
     assert len(refused) == 1
     assert after is not None
     assert (after.status, after.output, len(after.history)) == ("completed", "left", 1)

@@ -146,8 +146,8 @@ async def test_a_signal_from_another_process_continues_a_run_soon(url: str, tmp_
         runtime = Runtime(store, workflows=[approval])
         run = await runtime.trigger(approval)
         async with Worker(runtime, poll="1h"):
-            await ended(in_another_process(signal, url, str(log), run.run_id))
-            continued = await output(runtime, run.run_id)
+            await ended(in_another_process(signal, url, str(log), run.id))
+            continued = await output(runtime, run.id)
     assert continued - int(log.read_text()) < SOON * 1e9
 
 
@@ -160,7 +160,7 @@ async def test_two_stores_of_one_process_notify_each_other(url: str) -> None:
             await asyncio.sleep(0.1)
             run = await Runtime(another, workflows=[stamp]).trigger(stamp, wait=False)
             before = time.monotonic_ns()
-            assert await output(runtime, run.run_id) - before < SOON * 1e9
+            assert await output(runtime, run.id) - before < SOON * 1e9
 
 
 class CountingClaims:

@@ -358,7 +358,7 @@ async def test_any_process_can_continue_a_run() -> None:
 
     await Runtime(store).trigger(greet, "ana", run_id="run", wait=False)
     (run,) = await Runtime(store, workflows=[greet]).sweep()
-    assert (run.run_id, run.output) == ("run", "hello ana")
+    assert (run.id, run.output) == ("run", "hello ana")
 
 
 async def test_list_matches_prefixes_exactly_and_pages_miss_no_run(any_store: Any) -> None:

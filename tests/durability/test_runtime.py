@@ -53,7 +53,7 @@ async def test_a_run_sleeps_waits_and_ends(
     await clock.advance("1d")
     (run,) = await make_runtime(welcome).sweep()
     assert run.status == "waiting"
-    signalled = await make_runtime(welcome).signal(run.run_id, "approved", {"by": "ana"})
+    signalled = await make_runtime(welcome).signal(run.id, "approved", {"by": "ana"})
     assert signalled.run is not None
     assert (signalled.run.status, signalled.run.output) == ("completed", "user-1 by ana")
     assert effects == ["a@b.c"]
@@ -69,7 +69,7 @@ async def test_a_signal_before_the_wait_is_stored(
 
     runtime = make_runtime(early)
     run = await runtime.trigger(early)
-    assert (await runtime.signal(run.run_id, "go", 7)).delivery is Delivery.DELIVERED
+    assert (await runtime.signal(run.id, "go", 7)).delivery is Delivery.DELIVERED
     await clock.advance("1h")
     (run,) = await runtime.sweep()
     assert (run.status, run.output) == ("completed", 7)
@@ -84,9 +84,9 @@ async def test_a_signal_to_a_run_that_another_process_owns_is_stored(
 
     runtime = make_runtime(owned)
     run = await runtime.trigger(owned)
-    (grant,) = await store.acquire([LeaseRequest(run.run_id, "other", timedelta(seconds=30))])
+    (grant,) = await store.acquire([LeaseRequest(run.id, "other", timedelta(seconds=30))])
     assert isinstance(grant, Grant)
-    signalled = await runtime.signal(run.run_id, "go", "hello")
+    signalled = await runtime.signal(run.id, "go", "hello")
     assert signalled.delivery is Delivery.DELIVERED
     assert signalled.run is not None
     assert not signalled.run.over
@@ -104,10 +104,10 @@ async def test_a_signal_sent_twice_with_one_dedup_id_counts_once(make_runtime: M
 
     runtime = make_runtime(twice)
     run = await runtime.trigger(twice)
-    await runtime.signal(run.run_id, "go", 1, dedup_id="x")
-    again = await runtime.signal(run.run_id, "go", 1, dedup_id="x")
+    await runtime.signal(run.id, "go", 1, dedup_id="x")
+    again = await runtime.signal(run.id, "go", 1, dedup_id="x")
     assert again.delivery is Delivery.DUPLICATE
-    last = await runtime.signal(run.run_id, "go", 2, dedup_id="y")
+    last = await runtime.signal(run.id, "go", 2, dedup_id="y")
     assert last.run is not None
     assert last.run.output == [1, 2]
 
@@ -124,7 +124,7 @@ async def test_a_signal_to_an_unknown_or_finished_run_is_reported(
     runtime = make_runtime(short)
     assert (await runtime.signal("unknown", "go")).delivery is Delivery.UNKNOWN
     run = await runtime.trigger(short)
-    assert (await runtime.signal(run.run_id, "go")).delivery is Delivery.OVER
+    assert (await runtime.signal(run.id, "go")).delivery is Delivery.OVER
 
 
 async def test_a_wait_that_times_out_returns_none(
@@ -258,7 +258,7 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     (run,) = await runtime.sweep()
     assert (run.status, begun) == ("completed", ["elsewhere", "elsewhere"])
     [message] = [r.getMessage() for r in caplog.records if "does not recognise" in r.getMessage()]
-    assert run.run_id in message
+    assert run.id in message
     assert "elsewhere" in message
     assert "test_runtime.py" in message
 
@@ -305,12 +305,12 @@ async def test_parallel_waits_suspend_together_and_end_one_by_one(
     runtime = make_runtime(waits)
     run = await runtime.trigger(waits)
     assert {(wait.id, wait.event) for wait in run.pending} == {("one", "one"), ("two", None)}
-    await runtime.signal(run.run_id, "one", 1)
+    await runtime.signal(run.id, "one", 1)
     await clock.advance("1h")
     await runtime.sweep()
     await clock.advance("1h")
     await runtime.sweep()
-    last = await runtime.signal(run.run_id, "three", 3)
+    last = await runtime.signal(run.id, "three", 3)
     assert last.run is not None
     assert last.run.output == [1, None, 3]
 
@@ -335,11 +335,11 @@ async def test_a_wait_raced_against_a_sleep(
     run = await runtime.trigger(raced)
     assert len(run.pending) == 2
     if winner == "approved":
-        await runtime.signal(run.run_id, "approved", True)
+        await runtime.signal(run.id, "approved", True)
     else:
         await clock.advance("3d")
         await runtime.sweep()
-    ended = await runtime.get_run(run.run_id)
+    ended = await runtime.get_run(run.id)
     assert ended is not None
     assert ended.output is not None
     assert ended.output[0] == winner
@@ -420,7 +420,7 @@ async def test_a_failed_run_is_retried_from_the_step_that_failed(
     assert run.status == "failed"
     assert isinstance(run.error, ConnectionError)
     broken = False
-    run = await runtime.retry(run.run_id)
+    run = await runtime.retry(run.id)
     assert (run.status, run.output) == ("completed", "up")
     assert effects == ["first", "second", "second"]
 
@@ -445,12 +445,12 @@ async def test_cancel_ends_a_suspended_run(make_runtime: MakeRuntime, clock: Tes
 
     runtime = make_runtime(doomed)
     run = await runtime.trigger(doomed)
-    run = await runtime.cancel(run.run_id, reason="not needed")
+    run = await runtime.cancel(run.id, reason="not needed")
     assert run.status == "cancelled"
     assert isinstance(run.error, Cancelled)
     await clock.advance("2d")
     assert await runtime.sweep() == []
-    assert (await runtime.resume(run.run_id)).status == "cancelled"
+    assert (await runtime.resume(run.id)).status == "cancelled"
 
 
 async def test_cancel_reaches_a_run_that_another_process_owns(
@@ -551,9 +551,9 @@ async def test_a_run_of_an_old_version_needs_its_definition_or_a_migration(
     run = await make_runtime(old).trigger(old)
     await clock.advance("1d")
     with pytest.raises(VersionMismatch, match="Register the old definition"):
-        await make_runtime(new).resume(run.run_id)
+        await make_runtime(new).resume(run.id)
     await clock.advance("1m")
-    assert (await make_runtime(migrating).resume(run.run_id)).output == "migrated"
+    assert (await make_runtime(migrating).resume(run.id)).output == "migrated"
 
 
 async def test_a_run_continues_with_the_version_that_started_it(
@@ -570,7 +570,7 @@ async def test_a_run_continues_with_the_version_that_started_it(
 
     run = await make_runtime(old).trigger(old)
     await clock.advance("1d")
-    assert (await make_runtime(old, new).resume(run.run_id)).output == "old"
+    assert (await make_runtime(old, new).resume(run.id)).output == "old"
 
 
 async def test_the_idempotency_key_is_the_same_for_every_attempt(make_runtime: MakeRuntime) -> None:
@@ -590,7 +590,7 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt(make_runtime: M
     runtime = make_runtime(pay)
     run = await runtime.trigger(pay)
     broken = False
-    await runtime.retry(run.run_id)
+    await runtime.retry(run.id)
     assert len(keys) == 2
     assert keys[0] == keys[1]
 
@@ -635,6 +635,6 @@ async def test_one_bad_run_does_not_block_the_others(
     runtime = make_runtime(fine, other)
     await runtime.trigger(fine, run_id="b-good", wait=False)
     runs = await runtime.sweep()
-    assert [run.run_id for run in runs] == ["b-good"]
+    assert [run.id for run in runs] == ["b-good"]
     drives = runtime.registry.drives
     assert list(await store.due(runtime.clock.now(), 10, drives=drives)) == []

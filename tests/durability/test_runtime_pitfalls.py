@@ -97,7 +97,7 @@ async def test_a_crash_in_the_first_steps_loses_nothing(
         await Runtime(dying, workflows=[two], clock=clock).trigger(two, run_id="run")
     await clock.advance(MINUTE)
     (run,) = await Runtime(store, workflows=[two], clock=clock).sweep()
-    assert (run.run_id, run.output) == ("run", "two")
+    assert (run.id, run.output) == ("run", "two")
     assert effects == ["one", "two", "two"]
 
 
@@ -204,7 +204,7 @@ async def test_triggers_with_the_same_id_start_one_run(
         asyncio.ensure_future(runtime.trigger(once, run_id="order-7")) for runtime in runtimes
     ]
     await clock.advance(5)
-    assert {run.run_id for run in await asyncio.gather(*triggers)} == {"order-7"}
+    assert {run.id for run in await asyncio.gather(*triggers)} == {"order-7"}
     assert effects == ["work"]
 
 
@@ -276,7 +276,7 @@ async def test_runs_that_cannot_be_continued_do_not_block_the_others(
     runtime = Runtime(store, workflows=[job], clock=clock)
     await clock.advance(1)
     await runtime.trigger(job, run_id="good", wait=False)
-    assert [run.run_id for run in await runtime.sweep(limit=10)] == ["good"]
+    assert [run.id for run in await runtime.sweep(limit=10)] == ["good"]
 
 
 async def test_concurrent_sweeps_execute_each_run_once(

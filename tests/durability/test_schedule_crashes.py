@@ -96,7 +96,7 @@ class World:
     async def outputs(self) -> dict[str, Any]:
         runtime = self.runtime(self.store)
         runs = [await runtime.get_run(run.id) for run in await runtime.list_runs()]
-        return {run.run_id: run.output for run in runs if run is not None}
+        return {run.id: run.output for run in runs if run is not None}
 
 
 @workflow("slow")

@@ -260,9 +260,9 @@ async def test_backfill_and_schedule_start_each_time_once(
     await clock.advance("2h")
     await sweep(runtime)
     runs = await schedule.backfill(BEGIN - HOUR, BEGIN + HOUR * 2)
-    assert [run.run_id[-9:-4] for run in runs] == ["23:00", "00:00", "01:00", "02:00"]
+    assert [run.id[-9:-4] for run in runs] == ["23:00", "00:00", "01:00", "02:00"]
     assert [run.status for run in runs] == ["queued", "queued", "completed", "completed"]
-    assert [run.run_id for run in await schedule.backfill(BEGIN, BEGIN)] == [runs[1].run_id]
+    assert [run.id for run in await schedule.backfill(BEGIN, BEGIN)] == [runs[1].id]
 
 
 async def test_a_schedule_started_by_hand(make_runtime: MakeRuntime, clock: TestClock) -> None:
@@ -271,7 +271,7 @@ async def test_a_schedule_started_by_hand(make_runtime: MakeRuntime, clock: Test
     await clock.advance("7m")
     run = await schedule.trigger()
     await sweep(runtime)
-    assert run.run_id == "h@2030-01-01T00:07:00Z"
+    assert run.id == "h@2030-01-01T00:07:00Z"
     assert await runtime.result(run) == "2030-01-01 00:07:00+00:00"
 
 

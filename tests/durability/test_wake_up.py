@@ -57,7 +57,7 @@ async def test_a_run_that_this_process_creates_wakes_its_worker(
         await clock.advance(0)
         run = await runtime.trigger(quick, wait=False)
         await clock.advance(0)
-        ended = await runtime.get_run(run.run_id)
+        ended = await runtime.get_run(run.id)
     assert ended is not None
     assert ended.output == "done"
 
@@ -69,9 +69,9 @@ async def test_a_signal_from_this_process_wakes_its_worker(
     run = await runtime.trigger(approval)
     async with Worker(runtime, poll="1h"):
         await clock.advance(0)
-        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
         await clock.advance(0)
-        ended = await runtime.get_run(run.run_id)
+        ended = await runtime.get_run(run.id)
     assert ended is not None
     assert ended.output == {"by": "ana"}
 
@@ -106,7 +106,7 @@ async def test_a_signal_that_does_not_wait_does_not_load_the_run(
     runtime = Runtime(noted, workflows=[approval], clock=clock)
     run = await runtime.trigger(approval)
     noted.calls.clear()
-    result = await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+    result = await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
     assert result
     assert result.run is None
     assert noted.calls == []
@@ -127,7 +127,7 @@ async def test_a_second_announcement_is_looked_at_after_the_run_has_written(
         await clock.advance(0)
         noted.on_claim = lambda: wake_workers(noted)
         noted.calls.clear()
-        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
         await clock.advance(0)
         assert noted.calls == ["claim", "append", "append"]
         await clock.advance(0.01)
@@ -145,7 +145,7 @@ async def test_an_announcement_after_a_claim_is_looked_at_at_once(
     async with Worker(runtime, poll="1h"):
         await clock.advance(0)
         noted.on_claim = lambda: wake_workers(noted)
-        await runtime.signal(run.run_id, "approved", {"by": "ana"}, wait=False)
+        await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
         await clock.advance(0)
         noted.calls.clear()
         wake_workers(noted)

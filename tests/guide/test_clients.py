@@ -71,8 +71,8 @@ async def test_a_client_needs_only_names(store: MemoryStore, worker: Worker) -> 
     client = Client(store)
     run = await client.trigger("order", {"item": "pen", "price": 7})
     assert run.version == 0
-    assert await client.result(run.run_id, timeout="10s") == {"total": 7}
-    done = await client.get_run(run.run_id)
+    assert await client.result(run.id, timeout="10s") == {"total": 7}
+    done = await client.get_run(run.id)
     assert done is not None
     assert done.version == 3
 
@@ -105,9 +105,9 @@ async def test_a_run_can_start_later(clock: TestClock) -> None:
     await runtime.trigger(order, Order("cup"), run_id="at", at=datetime(2030, 1, 1, 2, tzinfo=UTC))
     assert await runtime.sweep() == []
     await clock.advance("1h")
-    assert [run.run_id for run in await runtime.sweep()] == ["delayed"]
+    assert [run.id for run in await runtime.sweep()] == ["delayed"]
     await clock.advance("1h")
-    assert [run.run_id for run in await runtime.sweep()] == ["at"]
+    assert [run.id for run in await runtime.sweep()] == ["at"]
 
 
 async def test_a_priority_puts_a_run_ahead(client: Client, store: MemoryStore) -> None:
@@ -182,14 +182,14 @@ async def test_many_runs_start_in_one_write(client: Client, worker: Worker) -> N
     """500 at a time, in the order of the payloads."""
     orders = [Order("pen", price) for price in range(3)]
     runs = await client.trigger_many(order, orders, run_ids=["a", "b", "c"])
-    assert [run.run_id for run in runs] == ["a", "b", "c"]
+    assert [run.id for run in runs] == ["a", "b", "c"]
     results = await asyncio.gather(*map(client.result, runs))
     assert results == [Receipt(0), Receipt(1), Receipt(2)]
 
 
 async def test_many_signals_are_sent_in_one_write(client: Client, worker: Worker) -> None:
     runs = await client.trigger_many(approval, [None, None])
-    signals = [Signal(run.run_id, "answered", "yes") for run in runs]
+    signals = [Signal(run.id, "answered", "yes") for run in runs]
     results = await client.signal_many([*signals, Signal("unknown", "answered")])
     assert [result.delivery for result in results][2] is Delivery.UNKNOWN
     assert [await client.result(run, timeout="10s") for run in runs] == ["yes", "yes"]
@@ -215,7 +215,7 @@ async def test_a_result_raises_the_exception_of_the_run(client: Client, worker: 
 
 async def test_a_returned_error_is_raised_as_run_failed(client: Client, worker: Worker) -> None:
     run = await client.trigger(approval)
-    await client.signal(run.run_id, "answered", "no")
+    await client.signal(run.id, "answered", "no")
     with pytest.raises(RunFailed, match="failed: 'refused'") as raised:
         await client.result(run, timeout="10s")
     assert raised.value.error == "refused"
@@ -223,7 +223,7 @@ async def test_a_returned_error_is_raised_as_run_failed(client: Client, worker: 
 
 async def test_the_result_of_a_cancelled_run_is_cancelled(client: Client) -> None:
     run = await client.trigger(approval)
-    await client.cancel(run.run_id, reason="not needed")
+    await client.cancel(run.id, reason="not needed")
     with pytest.raises(Cancelled, match="not needed"):
         await client.result(run)
 
@@ -247,7 +247,7 @@ async def test_a_run_can_be_watched(client: Client, worker: Worker) -> None:
     async for each in client.watch(run):
         seen.append(each.status)
         if each.status == "waiting":
-            await client.signal(run.run_id, "answered", "yes")
+            await client.signal(run.id, "answered", "yes")
     assert seen[0] in ("queued", "running")
     assert seen[-1] == "completed"
     assert "waiting" in seen
@@ -258,8 +258,8 @@ async def test_a_report_is_seen_with_the_run(client: Client, store: MemoryStore)
     run = await client.trigger(order, Order("pen"))
     await store.claim("worker", timedelta(seconds=30), 1)
     report = '{"progress": 0.4, "note": "packing", "at": "2030-01-01T00:00:00.000Z"}'
-    await store.documents.set(f"report:{run.run_id}", report)
-    current = await client.get_run(run.run_id)
+    await store.documents.set(f"report:{run.id}", report)
+    current = await client.get_run(run.id)
     assert current is not None
     assert (current.progress, current.note) == (0.4, "packing")
 
@@ -287,6 +287,6 @@ async def test_a_handle_knows_its_run(client: Client, worker: Worker) -> None:
     """All verbs of one run; the definition gives the output its type."""
     handle = client.handle("order-1", order)
     assert await handle.get() is None
-    await client.trigger(order, Order("pen"), run_id=handle.run_id)
+    await client.trigger(order, Order("pen"), run_id=handle.id)
     assert await handle.result(timeout="10s") == Receipt(5)
     assert [run.status async for run in handle.watch()] == ["completed"]

@@ -277,7 +277,7 @@ def test_a_worker_starts_scheduled_tasks(client: sync.Client) -> None:
 def test_a_task_is_revoked(client: sync.Client) -> None:
     """Durably, and even if it is waiting."""
     run = client.trigger("approval")
-    client.cancel(run.run_id, reason="revoked")
+    client.cancel(run.id, reason="revoked")
     with pytest.raises(Cancelled, match="revoked"):
         client.result(run, timeout="10s")
 

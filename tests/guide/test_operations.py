@@ -47,7 +47,7 @@ async def test_a_failed_step_can_be_completed_by_hand(
     runtime: Runtime, operations: Operations
 ) -> None:
     failed = await runtime.trigger(order)
-    await operations.complete_step(failed.run_id, "ship", "parcel 7", by="ana", why="ticket 4411")
+    await operations.complete_step(failed.id, "ship", "parcel 7", by="ana", why="ticket 4411")
     [run] = await runtime.sweep()
     assert [step.value for step in run.history] == ["receipt 17", "parcel 7"]
 
@@ -56,8 +56,8 @@ async def test_the_run_says_who_changed_it(
     runtime: Runtime, operations: Operations, clock: TestClock
 ) -> None:
     failed = await runtime.trigger(order)
-    await operations.skip_step(failed.run_id, "ship", by="ana", why="picked up in person")
-    [act] = (await Insights(runtime.store, clock=clock).run(failed.run_id)).acts
+    await operations.skip_step(failed.id, "ship", by="ana", why="picked up in person")
+    [act] = (await Insights(runtime.store, clock=clock).run(failed.id)).acts
     assert (act.by, act.verb, act.step, act.why) == (
         "ana",
         "skip_step",
@@ -68,16 +68,16 @@ async def test_the_run_says_who_changed_it(
 
 async def test_a_sleep_can_be_ended_now(runtime: Runtime, operations: Operations) -> None:
     failed = await runtime.trigger(order)
-    await operations.complete_step(failed.run_id, "ship", "parcel 7", by="ana")
+    await operations.complete_step(failed.id, "ship", "parcel 7", by="ana")
     await runtime.sweep()
-    await operations.wake(failed.run_id, by="ana", why="the customer asked")
+    await operations.wake(failed.id, by="ana", why="the customer asked")
     [run] = await runtime.sweep()
     assert run.output == "parcel 7"
 
 
 async def test_a_fork_tries_again_from_a_step(runtime: Runtime, operations: Operations) -> None:
     failed = await runtime.trigger(order)
-    fork = await operations.fork(failed.run_id, "ship", new_id="second-try", by="ana")
+    fork = await operations.fork(failed.id, "ship", new_id="second-try", by="ana")
     assert fork.sentence == "Forked as second-try. 1 record kept, 1 left out."
 
 
@@ -86,7 +86,7 @@ async def test_a_verb_that_does_not_fit_is_refused(
 ) -> None:
     failed = await runtime.trigger(order, run_id="order-1")
     with pytest.raises(Refused, match="pause was refused for run 'order-1': it is failed"):
-        await operations.pause(failed.run_id, by="ana")
+        await operations.pause(failed.id, by="ana")
 
 
 async def test_all_runs_of_a_query_are_retried(runtime: Runtime, operations: Operations) -> None:

@@ -121,7 +121,7 @@ async def test_any_key_value_store_is_a_store(shop: Shop) -> None:
     runtime = Runtime(store, workflows=[approval])
     run = await runtime.trigger(approval)
     assert run.status == "waiting"
-    signalled = await runtime.signal(run.run_id, "approved", "yes")
+    signalled = await runtime.signal(run.id, "approved", "yes")
     assert signalled.run is not None
     assert signalled.run.output == "yes"
 

@@ -341,7 +341,7 @@ async def test_a_step_starts_when_its_limit_permits_it() -> None:
     await clock.run(Worker(runtime).run_until_idle())
     assert timedelta(seconds=10) <= starts[1] - starts[0] <= timedelta(seconds=11)
     for run in runs:
-        ended = await runtime.get_run(run.run_id)
+        ended = await runtime.get_run(run.id)
         assert ended is not None
         assert ended.history[0].duration == timedelta(0)
 

@@ -61,7 +61,7 @@ async def test_a_run_is_suspended_while_it_waits(runtime: Runtime) -> None:
     """`trigger` executes a run until it ends or waits. A waiting run uses no memory and no task."""
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
     assert run.status == "suspended"
-    assert run.run_id.startswith("welcome:")
+    assert run.id.startswith("welcome:")
     (wait,) = run.pending
     assert wait.wake_at == datetime(2030, 1, 2, tzinfo=UTC)
 
@@ -72,16 +72,16 @@ async def test_a_sweep_continues_due_runs(runtime: Runtime, clock: TestClock) ->
     assert await runtime.sweep() == []
     await clock.advance("1 day")
     (swept,) = await runtime.sweep(limit=100)
-    assert (swept.run_id, swept.status) == (run.run_id, "waiting")
+    assert (swept.id, swept.status) == (run.id, "waiting")
 
 
 async def test_a_signal_continues_a_run(runtime: Runtime, clock: TestClock) -> None:
     """Its payload is the result of the wait."""
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
     await clock.advance("1 day")
-    await runtime.resume(run.run_id)
-    assert await runtime.signal(run.run_id, "approved", {"by": "eva"})
-    done = await runtime.get_run(run.run_id)
+    await runtime.resume(run.id)
+    assert await runtime.signal(run.id, "approved", {"by": "eva"})
+    done = await runtime.get_run(run.id)
     assert done is not None
     assert (done.status, done.output) == ("completed", "ana approved by eva")
 
@@ -90,7 +90,7 @@ async def test_a_signal_may_be_sent_early(runtime: Runtime, clock: TestClock) ->
     """It waits in the run's inbox; one that is sent twice counts once."""
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
     for _ in range(2):
-        await runtime.signal(run.run_id, "approved", {"by": "eva"}, dedup_id="mail-1")
+        await runtime.signal(run.id, "approved", {"by": "eva"}, dedup_id="mail-1")
     await clock.advance("1 day")
     (swept,) = await runtime.sweep()
     assert swept.output == "ana approved by eva"
@@ -111,7 +111,7 @@ async def report(step: Step) -> str:
 async def test_an_event_can_have_a_type(runtime: Runtime, payload: object) -> None:
     """`returns=` is the type of the payload."""
     run = await runtime.trigger(report)
-    signalled = await runtime.signal(run.run_id, "approved", payload)
+    signalled = await runtime.signal(run.id, "approved", payload)
     assert signalled.run is not None
     assert signalled.run.output == "approved by eva"
 
@@ -119,10 +119,10 @@ async def test_an_event_can_have_a_type(runtime: Runtime, payload: object) -> No
 async def test_an_event_of_the_wrong_type_fails_the_run(runtime: Runtime) -> None:
     """The error says why. The event is consumed: a retry waits for the next one."""
     run = await runtime.trigger(report)
-    failed = (await runtime.signal(run.run_id, "approved", {"who": "eva"})).run
+    failed = (await runtime.signal(run.id, "approved", {"who": "eva"})).run
     assert failed is not None
     assert "the payload of event 'approved' does not fit step 'approval'" in str(failed.error)
-    assert (await runtime.retry(run.run_id)).status == "waiting"
+    assert (await runtime.retry(run.id)).status == "waiting"
 
 
 async def test_a_wait_that_times_out_returns_none(runtime: Runtime, clock: TestClock) -> None:
@@ -131,7 +131,7 @@ async def test_a_wait_that_times_out_returns_none(runtime: Runtime, clock: TestC
     assert len(await runtime.sweep()) == 1
     await clock.advance(timedelta(days=3))
     (swept,) = await runtime.sweep()
-    assert (swept.run_id, swept.output) == (run.run_id, "ana not approved")
+    assert (swept.id, swept.output) == (run.id, "ana not approved")
 
 
 async def test_a_sleep_can_end_by_a_cron_expression(runtime: Runtime, clock: TestClock) -> None:
@@ -148,7 +148,7 @@ async def test_another_process_can_continue_a_run(store: MemoryStore, clock: Tes
     run = await first.trigger(welcome, Signup("ana@example.com"))
     await clock.advance("1 day")
     second = Runtime(store, workflows=[welcome], clock=clock)
-    assert (await second.resume(run.run_id)).status == "waiting"
+    assert (await second.resume(run.id)).status == "waiting"
 
 
 async def test_payloads_are_validated(runtime: Runtime) -> None:
@@ -173,7 +173,7 @@ async def test_a_run_can_have_your_own_id(runtime: Runtime) -> None:
     """A second trigger returns the existing run."""
     first = await runtime.trigger(welcome, Signup("ana@example.com"), run_id="signup-1")
     again = await runtime.trigger(welcome, Signup("ana@example.com"), run_id="signup-1")
-    assert first.run_id == again.run_id == "signup-1"
+    assert first.id == again.id == "signup-1"
     assert len(await runtime.list_runs(workflow="welcome", status="suspended")) == 1
 
 
@@ -183,7 +183,7 @@ async def test_names_that_begin_with_a_tilde_are_reserved(runtime: Runtime) -> N
         await runtime.trigger(digest, run_id="~mine")
     run = await runtime.trigger(digest)
     with pytest.raises(InvalidArgument, match="event: expected a name that does not begin with"):
-        await runtime.signal(run.run_id, "~cancel")
+        await runtime.signal(run.id, "~cancel")
     with pytest.raises(InvalidArgument, match="name: expected a name that does not begin with"):
         workflow("~digest")
 
@@ -191,7 +191,7 @@ async def test_names_that_begin_with_a_tilde_are_reserved(runtime: Runtime) -> N
 async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
     """An unknown run is `None`, and cannot be resumed."""
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
-    stored = await runtime.get_run(run.run_id)
+    stored = await runtime.get_run(run.id)
     assert stored is not None
     assert [(line.key, line.kind, line.value) for line in stored.history] == [
         ("create-user", "step", "ana")
@@ -203,7 +203,7 @@ async def test_get_run_returns_the_whole_history(runtime: Runtime) -> None:
 
 async def test_a_run_can_be_cancelled_with_a_reason(runtime: Runtime) -> None:
     run = await runtime.trigger(welcome, Signup("ana@example.com"))
-    cancelled = await runtime.cancel(run.run_id, reason="changed their mind")
+    cancelled = await runtime.cancel(run.id, reason="changed their mind")
     assert cancelled.status == "cancelled"
     assert isinstance(cancelled.error, Cancelled)
     assert cancelled.error.reason == "changed their mind"
@@ -221,7 +221,7 @@ async def test_a_failed_run_can_be_retried(runtime: Runtime, shop: Shop) -> None
     failed = await runtime.trigger(purchase)
     assert (failed.status, str(failed.error)) == ("failed", "process_payment is down")
     shop.down.clear()
-    assert (await runtime.retry(failed.run_id)).output == "p-1"
+    assert (await runtime.retry(failed.id)).output == "p-1"
     assert shop.calls == ["fetch_user", "process_payment", "process_payment"]
 
 
@@ -253,7 +253,7 @@ async def test_a_worker_executes_due_runs() -> None:
     async with Worker(runtime, concurrency=10, poll=0.01):
         while run.status in ("queued", "running"):
             await asyncio.sleep(0.01)
-            run = await runtime.get_run(run.run_id) or run
+            run = await runtime.get_run(run.id) or run
     assert run.status == "suspended"
 
 

@@ -71,7 +71,7 @@ def test_a_workflow_can_be_named(client: sync.Client) -> None:
 @pytest.mark.usefixtures("_worker")
 def test_a_run_can_be_signalled_and_watched(client: sync.Client) -> None:
     run = client.trigger(approval)
-    assert client.signal(run.run_id, "approved", {"by": "ana"})
+    assert client.signal(run.id, "approved", {"by": "ana"})
     *_, last = client.watch(run)
     assert last.output == "approved by ana"
 

@@ -94,7 +94,7 @@ def test_a_small_app_drives_its_runs_itself() -> None:
     with TestClient(app) as http:
         started = http.post("/runs/welcome", json={"email": "ana@shop", "age": 30})
         assert started.status_code == 202
-        event = {"id": "evt_1", "run": started.json()["run_id"], "name": "Ana"}
+        event = {"id": "evt_1", "run": started.json()["id"], "name": "Ana"}
         assert [http.post("/stripe", json=event).json() for _ in range(2)] == [
             "delivered",
             "duplicate",

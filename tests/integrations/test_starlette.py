@@ -87,7 +87,7 @@ async def test_a_run_is_started_followed_and_signalled(
     location = await started(http)
     async with Worker(runtime):
         sent = await http.post(f"{location}/events/name", json="Ana")
-        run_id = (await http.get(location)).json()["run_id"]
+        run_id = (await http.get(location)).json()["id"]
         await runtime.result(run_id)
     assert (sent.status_code, sent.json()) == (202, {"delivery": "delivered"})
     run = (await http.get(location)).json()
@@ -141,7 +141,7 @@ async def test_every_id_has_a_url_wherever_the_app_is(
         for run_id in HOSTILE:
             await runtime.trigger(welcome, Signup("a@b"), run_id=run_id)
             url = f"{mount}/{encode_id(run_id)}"
-            assert (await http.get(url)).json()["run_id"] == run_id
+            assert (await http.get(url)).json()["id"] == run_id
             assert (await http.post(f"{url}/events/~{EVENT}", json=1)).status_code == 202
             assert (await http.post(f"{url}/cancel")).json()["status"] == "cancelled"
 
@@ -156,7 +156,7 @@ async def test_a_location_leads_to_the_run(runtime: Runtime, framework: Any, mou
                 answer = await http.post(f"{mount}/{workflow}", headers=headers)
                 location = answer.headers["location"]
                 assert location.isascii()
-                assert (await http.get(location)).json()["run_id"] == f"a/b ü:{key}"
+                assert (await http.get(location)).json()["id"] == f"a/b ü:{key}"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_an_id_may_be_percent_encoded(
     http: httpx.AsyncClient, runtime: Runtime, id: str
 ) -> None:
     await runtime.trigger(welcome, Signup("a@b"), run_id=id)
-    assert (await http.get(f"/api/runs/{quote(id, safe='')}")).json()["run_id"] == id
+    assert (await http.get(f"/api/runs/{quote(id, safe='')}")).json()["id"] == id
 
 
 @pytest.mark.parametrize("path", ["order/1", "order%2F1", "~b3JkZXIvMQ"])
@@ -174,7 +174,7 @@ async def test_an_id_with_a_slash_can_be_written_in_three_ways(
     http: httpx.AsyncClient, runtime: Runtime, path: str
 ) -> None:
     await runtime.trigger(welcome, Signup("a@b"), run_id="order/1")
-    assert (await http.get(f"/api/runs/{path}")).json()["run_id"] == "order/1"
+    assert (await http.get(f"/api/runs/{path}")).json()["id"] == "order/1"
     assert (await http.post(f"/api/runs/{path}/cancel")).status_code == 200
 
 

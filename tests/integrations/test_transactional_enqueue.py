@@ -149,7 +149,7 @@ async def test_the_run_exists_when_the_transaction_commits(way: tuple[Place, Con
             run = await client.trigger(
                 ship, 7, run_id="1", tags={"é": "ü"}, delay="1h", connection=connection
             )
-            assert (run.run_id, run.status) == ("1", "queued")
+            assert (run.id, run.status) == ("1", "queued")
             assert await client.get_run("1") is None
         stored = await client.get_run("1")
         assert stored is not None

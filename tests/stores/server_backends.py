@@ -129,7 +129,7 @@ def _mongo(server: str, url: str) -> Backend:
         url=url,
         open=mongo,
         address="mongodb://ana:secret@{address}/db",
-        unavailable=r"MongoDB at {address} cannot be reached, tried for 0\.",
+        unavailable=r"MongoDB at {address} is unavailable, tried for 0\.",
         lost=r"MongoDB at .* became unavailable after \d+\.\ds: ",
         repeats=frozenset({"new lease", "message"}),
         creation="granted",

@@ -125,8 +125,8 @@ async def on_a_runtime() -> None:
     assert_type(await runtime.trigger(nightly, run_id="nightly-1", wait=False), Run[int])
     assert_type(await runtime.trigger("welcome", {"email": "a@b.c"}), Run[Any])
     assert_type(await runtime.trigger("nightly"), Run)
-    assert_type(await runtime.signal(run.run_id, "approved"), SignalResult)
-    assert_type(await runtime.get_run(run.run_id), Run | None)
+    assert_type(await runtime.signal(run.id, "approved"), SignalResult)
+    assert_type(await runtime.get_run(run.id), Run | None)
     assert_type(await runtime.sweep(limit=10), list[Run])
     async with Worker(runtime, concurrency=10) as worker:
         assert_type(worker, Worker)

@@ -152,7 +152,7 @@ async def test_an_answer_of_any_depth_is_read_by_the_run_or_refused(
         body = f'{{"approved": true, "value": {value}}}' if definition is ships else value
         answer = await request(app, "POST", f"/{run.pending[0].token}", body.encode())
         await runtime.sweep()
-        run = await runtime.get_run(run.run_id) or run
+        run = await runtime.get_run(run.id) or run
         is_over = (answer.status, run.status) == (200, "completed")
         assert is_over or (answer.status, run.status) == (400, "waiting")
 

@@ -248,7 +248,8 @@ class ChildSteps:
         """
         checked = self._checked(options, MapOptions)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes):
-            raise InvalidArgument("items", items, "an iterable of payloads")
+            hint = f"The workflow comes before the items: step.map_runs({id!r}, workflow, items)"
+            raise InvalidArgument("items", items, "an iterable of payloads", hint)
         if on_error not in get_args(OnError):
             raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
         if tolerate is not None and on_error == "raise":

@@ -50,7 +50,7 @@ from perdure.snapshot.record import (
 )
 from perdure.validation import RESERVED, check_text, check_unreserved
 
-_STEP_NAME = "the step's name, a non-empty string"
+_STEP_NAME = "the step's name, a non-empty string, before its function"
 
 
 class Execution(ActiveRun):

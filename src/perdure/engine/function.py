@@ -103,6 +103,8 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
     step = run.branches.handle = Step(run)
     try:
         value = await body(step)
+        if isinstance(value, Coroutine):
+            raise _forgotten_await(value)
     except Exception as error:  # noqa: BLE001  # the user's function
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)
@@ -112,6 +114,13 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
     if isinstance(value, Err):
         run.ended_by = value
     return value if isinstance(value, Ok | Err) else Ok(value)
+
+
+def _forgotten_await(value: Coroutine[Any, Any, Any]) -> InvalidArgument:
+    # Closed, so that Python does not complain a second time.
+    value.close()
+    hint = "Write `return await step(…)`"
+    return InvalidArgument("output", value, "what the workflow function computed", hint)
 
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:

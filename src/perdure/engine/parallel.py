@@ -232,7 +232,8 @@ class ParallelSteps:
         """
         check_int(concurrency, "concurrency")
         if not isinstance(items, Iterable):
-            raise InvalidArgument("items", items, "an iterable")
+            hint = f"The items come before the function: step.map({id!r}, items, function)"
+            raise InvalidArgument("items", items, "an iterable", hint)
         if on_error not in ("raise", "collect"):
             raise InvalidArgument("on_error", on_error, "'raise' or 'collect'")
         if key is not None and not callable(key):

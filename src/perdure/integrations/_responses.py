@@ -39,7 +39,7 @@ class RunWait:
 class RunView:
     """A run as it is shown to those who started it: without its payload and history."""
 
-    run_id: str
+    id: str
     workflow: str | None
     version: int
     status: str

@@ -48,7 +48,7 @@ class Durable:
 
         @app.post("/orders")
         async def order(runtime: Annotated[Runtime, Depends(durable)]) -> str:
-            return (await runtime.trigger(ship, wait=False)).run_id
+            return (await runtime.trigger(ship, wait=False)).id
     """
 
     def __init__(self, runtime: Runtime, *, worker: bool | Worker = False) -> None:

@@ -154,7 +154,7 @@ class _RunTools:
         known = {name: fact for name, fact in facts.items() if fact is not None}
         if run.status == "completed":
             known["output"] = _as_json(run.output, self.workflows[run.workflow or ""])
-        return {"run_id": run.run_id, "workflow": run.workflow, "status": run.status, **known}
+        return {"run_id": run.id, "workflow": run.workflow, "status": run.status, **known}
 
 
 def _as_json(output: object, definition: Definition[Any, Any]) -> Any:

@@ -140,7 +140,7 @@ class RunEndpoints:
         run_id = None if key is None else f"{definition.name}:{key}"
         run = await self._runtime.trigger(definition, payload, run_id=run_id, **self._wait)
         base = "".join(split_path(request.scope)).removesuffix(f"/{segment}")
-        location = f"{quote_path(base)}/{encode_id(run.run_id)}"
+        location = f"{quote_path(base)}/{encode_id(run.id)}"
         return json_response(view_of(run), 202, {"Location": location})
 
     async def show(self, request: Request, segment: str) -> Response:
@@ -325,7 +325,7 @@ def _run_id(segment: str) -> str:
 async def _events(runs: Runs, first: Run, clock: Clock) -> AsyncGenerator[bytes, None]:
     """Yield each state of a run as an event, and comments in between."""
     run: Run | None = first
-    async with _closing(runs, first.run_id):
+    async with _closing(runs, first.id):
         while run is not None:
             yield _event(run)
             following = detached(_next(runs))

@@ -89,8 +89,8 @@ class RunOperations:
         """Create a run for a worker; the payload is JSON."""
         act = self.act("start", by, why)
         run = await self._starter.start(workflow, payload, run_id, tags, act)
-        await copy_acts(self.store, run.run_id, [act])
-        return Outcome(run.run_id, "start", "done", run.status, f"Started {run.run_id}.")
+        await copy_acts(self.store, run.id, [act])
+        return Outcome(run.id, "start", "done", run.status, f"Started {run.id}.")
 
     async def signal(
         self,

@@ -29,9 +29,9 @@ class ScheduleOperations(ApprovalOperations):
         """Start a run of a schedule now, whether or not others are open."""
         act = self.act("trigger_schedule", by, why, check_user_id(schedule, "schedule"))
         run = await self._starter.trigger_schedule(schedule, act)
-        await copy_acts(self.store, run.run_id, [act])
-        sentence = f"Started {run.run_id}."
-        return Outcome(run.run_id, "trigger_schedule", "done", run.status, sentence)
+        await copy_acts(self.store, run.id, [act])
+        sentence = f"Started {run.id}."
+        return Outcome(run.id, "trigger_schedule", "done", run.status, sentence)
 
     async def backfill_schedule(
         self, schedule: str, start: datetime, end: datetime, *, by: str, why: str = ""

@@ -373,11 +373,11 @@ class RunHandle(Generic[T_co]):
     """A run by its id, and the client that asks for it."""
 
     client: Client
-    run_id: str
+    id: str
 
     async def get(self) -> Run[T_co] | None:
         """Return the run with its history, or `None` if there is no such run."""
-        return await self.client.get_run(self.run_id)
+        return await self.client.get_run(self.id)
 
     async def result(self, *, timeout: Duration | None = None) -> T_co:
         """Return the output of the run as soon as it is completed, or raise its error."""
@@ -391,15 +391,15 @@ class RunHandle(Generic[T_co]):
         self, event: str, payload: object = None, *, dedup_id: str | None = None
     ) -> SignalResult:
         """Send an event to the run."""
-        return await self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
+        return await self.client.signal(self.id, event, payload, dedup_id=dedup_id)
 
     async def cancel(self, *, reason: str = "", undo: bool = True) -> Run[T_co]:
         """Cancel the run; its steps are undone first, unless `undo=False`."""
-        return await self.client.cancel(self.run_id, reason=reason, undo=undo)
+        return await self.client.cancel(self.id, reason=reason, undo=undo)
 
     async def retry(self) -> Run[T_co]:
         """Continue the run if it failed: the steps that ended it run again."""
-        return await self.client.retry(self.run_id)
+        return await self.client.retry(self.id)
 
 
 def _is_ending(snapshot: Snapshot, undo: bool) -> bool:
@@ -409,7 +409,7 @@ def _is_ending(snapshot: Snapshot, undo: bool) -> bool:
 
 
 def _id_of(run: Run | RunHandle | str) -> str:
-    return check_id(run if isinstance(run, str) else getattr(run, "run_id", run), "run")
+    return check_id(run if isinstance(run, str) else getattr(run, "id", run), "run")
 
 
 def _message(signal: Signal) -> NewMessage:

@@ -13,7 +13,7 @@ from perdure import codec
 from perdure.clock import Duration
 from perdure.engine.fingerprint import definition_hash
 from perdure.engine.step import Step
-from perdure.engine.target import Target
+from perdure.engine.target import P_contra, T_co, Target
 from perdure.errors import (
     CodecError,
     InvalidArgument,
@@ -36,11 +36,11 @@ _WANTED = "an async function of (step) or (step, payload)"
 Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
-class Definition(Target[P, T]):
+class Definition(Target[P_contra, T_co]):
     """A workflow by name and version; calling it calls the function itself.
 
-    `P` is the type of its payload and `T` that of its output: the value of an `Ok` if the function
-    returns results.
+    `P_contra` is the type of its payload and `T_co` that of its output: the value of an `Ok` if the
+    function returns results.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Definition(Target[P, T]):
         keep: Keep | Literal["result"] | None = None,
     ) -> None:
         if not inspect.iscoroutinefunction(fn):
-            raise InvalidArgument("fn", fn, _WANTED)
+            raise InvalidArgument("fn", fn, _WANTED, "Define it with `async def`")
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_int(version, "version")
@@ -127,8 +127,10 @@ class Definition(Target[P, T]):
                 payload = codec.convert(payload, self.payload_type)
             return codec.encode(payload, self.payload_type)
         except CodecError as error:
-            problems = payload_problems(payload, self.payload_type)
-            raise InvalidPayload(self.name, problems or [str(error)]) from error
+            problems = payload_problems(payload, self.payload_type) or [str(error)]
+            if payload is None:
+                problems = [f"none was passed; {problem}" for problem in problems]
+            raise InvalidPayload(self.name, problems) from error
 
     def receive(self, snapshot: Snapshot) -> Any:
         """Return the payload of a stored run as the function receives it.
@@ -185,8 +187,12 @@ def _payload_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
             return None
         case [step, payload] if step.kind in kinds and payload.kind in kinds:
             return payload
+        case []:
+            hint = "Let its first parameter be the step: async def order(step: Step) -> str"
+            raise InvalidArgument("fn", fn, _WANTED, hint)
         case _:
-            raise InvalidArgument("fn", fn, _WANTED)
+            hint = "Put several values into one payload, such as a dataclass"
+            raise InvalidArgument("fn", fn, _WANTED, hint)
 
 
 def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:

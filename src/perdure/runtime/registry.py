@@ -43,9 +43,9 @@ class Registry:
         versions = self._known.setdefault(definition.name, {})
         known = versions.get(definition.version)
         if known is not None and known is not definition:
-            raise InvalidArgument(
-                "workflows", definition, f"one definition of {definition.name!r} per version"
-            )
+            expected = f"one definition of {definition.name!r} per version"
+            hint = "Give one of the two functions another name, or another version="
+            raise InvalidArgument("workflows", definition, expected, hint)
         versions[definition.version] = definition
 
     def _check_queue(self, definition: Definition[Any, Any]) -> None:

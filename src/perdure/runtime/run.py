@@ -110,7 +110,7 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True, repr_omit_defaults=True):
     are undone because it failed or was cancelled.
     """
 
-    run_id: str
+    id: str
     workflow: str | None
     version: int
     status: RunStatus
@@ -158,7 +158,7 @@ def run_of(
     created = created_at_of(metadata)
     latest = latest_report(metadata.get("report"), report, created)
     return Run(
-        run_id=run_id,
+        id=run_id,
         workflow=snapshot.get("workflowName"),
         version=version_of(metadata),
         status=rest_status(snapshot),

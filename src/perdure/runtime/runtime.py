@@ -2,7 +2,7 @@
 
 runtime = Runtime(store, workflows=[welcome])
 run = await runtime.trigger(welcome, Signup("a@b.c"))
-await runtime.signal(run.run_id, "approved", {"by": "ana"})
+await runtime.signal(run.id, "approved", {"by": "ana"})
 """
 
 import asyncio
@@ -338,7 +338,7 @@ class Runtime(Client):
                 swept = await asyncio.gather(
                     *(self._sweep_turn(session, turn, now) for turn in turns)
                 )
-                new = {run.run_id: run for run in swept if run is not None}
+                new = {run.id: run for run in swept if run is not None}
                 if new.keys() <= runs.keys():
                     break
                 runs.update(new)

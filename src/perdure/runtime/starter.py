@@ -300,6 +300,9 @@ class Starter(Reader):
             if definition is None:
                 return check_user_id(workflow, "workflow"), encode_payload(payload)
         else:
+            if not isinstance(workflow, Definition):
+                expected = "a function decorated with @workflow, or the name of a workflow"
+                raise InvalidArgument("workflow", workflow, expected)
             definition = workflow
             self.registry.add(definition)
         return definition, definition.encode_payload(payload)

@@ -343,11 +343,11 @@ class RunHandle(Generic[T_co]):
     """A run by its id, and the client that asks for it."""
 
     client: Client
-    run_id: str
+    id: str
 
     def get(self) -> Run[T_co] | None:
         """Return the run with its history, or `None` if there is no such run."""
-        return self.client.get_run(self.run_id)
+        return self.client.get_run(self.id)
 
     def result(self, *, timeout: Duration | None = None) -> T_co:
         """Return the output of the run as soon as it is completed, or raise its error."""
@@ -361,15 +361,15 @@ class RunHandle(Generic[T_co]):
         self, event: str, payload: object = None, *, dedup_id: str | None = None
     ) -> SignalResult:
         """Send an event to the run."""
-        return self.client.signal(self.run_id, event, payload, dedup_id=dedup_id)
+        return self.client.signal(self.id, event, payload, dedup_id=dedup_id)
 
     def cancel(self, *, reason: str = "", undo: bool = True) -> Run[T_co]:
         """Cancel the run."""
-        return self.client.cancel(self.run_id, reason=reason, undo=undo)
+        return self.client.cancel(self.id, reason=reason, undo=undo)
 
     def retry(self) -> Run[T_co]:
         """Continue the run if it failed: the steps that ended it run again."""
-        return self.client.retry(self.run_id)
+        return self.client.retry(self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +417,7 @@ async def _next(changes: AsyncGenerator[T, None]) -> T | None:
 
 
 def _id_of(run: Run[Any] | RunHandle[Any] | str) -> str:
-    return check_id(run if isinstance(run, str) else getattr(run, "run_id", run), "run")
+    return check_id(run if isinstance(run, str) else getattr(run, "id", run), "run")
 
 
 _clients: WeakSet[Client] = WeakSet()

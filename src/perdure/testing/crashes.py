@@ -175,14 +175,14 @@ class _Life(NamedTuple):
 
 
 def _check_same_runs(clean: _Life, survived: _Life, where: str) -> None:
-    before, after = ([run.run_id for run in life.runs] for life in (clean, survived))
+    before, after = ([run.id for run in life.runs] for life in (clean, survived))
     if before != after:
         raise CrashFound(f"after {where} there are the runs {after}, and without it {before}")
 
 
 def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
     """Return the id of each step call that ran again after the crash."""
-    kinds = {(run.run_id, step.key): step.kind for run in survived.runs for step in run.history}
+    kinds = {(run.id, step.key): step.kind for run in survived.runs for step in run.history}
     for start, times in (survived.starts - clean.starts).items():
         # A step that was cancelled by a lost race has no record.
         place = start.run_id, start.key
@@ -336,7 +336,7 @@ class _World:
             raise CrashFound(text)
         waits = ", ".join(repr(wait.id) for wait in run.pending) or "nothing"
         raise CrashFound(
-            f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: {run.run_id!r} is "
+            f"{self._workflow!r} did not end in {_MAX_ROUNDS} rounds: {run.id!r} is "
             f"{run.status} and waits for {waits}. Are all of its events in `events`?"
         )
 
@@ -344,7 +344,7 @@ class _World:
         self, runtime: Runtime, clock: TestClock, runs: Sequence[Run], again: datetime | None
     ) -> None:
         """Send an event that a run waits for, or advance the clock to the next wake time."""
-        waits = [(run.run_id, wait) for run in runs for wait in run.pending]
+        waits = [(run.id, wait) for run in runs for wait in run.pending]
         for run_id, wait in waits:
             if wait.event is not None and wait.event in self._events:
                 payload = self._events[wait.event]

@@ -1,10 +1,13 @@
 """The PostgreSQL store fulfills the contract, however it is opened."""
 
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.store import Store
 from perdure.stores import postgres
@@ -40,22 +43,50 @@ class TestOnAwaitlysTable(PostgresConformance):
         return postgres(self.direct_url, prefix=prefix)
 
 
+async def decode_json(connection: Any) -> None:
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            name, encoder=json.dumps, decoder=json.loads, schema="pg_catalog"
+        )
+
+
 @pytest.mark.slow
 @on_one_server
 class TestWithAPool(PostgresConformance):
-    """With a pool of the user."""
+    """With a pool of the user, whose connections decode JSON, as those of many users do."""
 
     examples = 5
 
     @pytest.fixture
     async def store(self, empty_url: str) -> AsyncIterator[Store]:
         self.url = self.direct_url = empty_url
-        self.pool = await asyncpg.create_pool(empty_url, min_size=0, max_size=10)
+        self.pool = await asyncpg.create_pool(empty_url, min_size=0, max_size=10, init=decode_json)
         async with self.pool, postgres(pool=self.pool) as store:
             yield store
 
     async def reopen(self, store: Store, *, prefix: str = "") -> Store:
         return postgres(pool=self.pool, prefix=prefix)
+
+
+@pytest.mark.slow
+@on_one_server
+class TestWithAnEngine(PostgresConformance):
+    """With a SQLAlchemy engine of the user."""
+
+    examples = 5
+
+    @pytest.fixture
+    async def store(self, empty_url: str) -> AsyncIterator[Store]:
+        self.url = self.direct_url = empty_url
+        self.engine = create_async_engine(
+            empty_url.replace("postgresql://", "postgresql+asyncpg://"), pool_size=10
+        )
+        async with postgres(engine=self.engine) as store:
+            yield store
+        await self.engine.dispose()
+
+    async def reopen(self, store: Store, *, prefix: str = "") -> Store:
+        return postgres(engine=self.engine, prefix=prefix)
 
 
 @pytest.mark.slow

@@ -297,7 +297,7 @@ async def test_a_run_that_is_to_start_later_still_does_so_after_a_pause(
     await operations.unpause("run", by="ana")
     assert await runtime.sweep() == []
     await clock.advance("1 day")
-    assert [run.run_id for run in await runtime.sweep()] == ["run"]
+    assert [run.id for run in await runtime.sweep()] == ["run"]
 
 
 @pytest.mark.parametrize("verb", ["pause", "unpause", "wake", "cancel", "retry"])
@@ -432,7 +432,7 @@ async def test_a_fork_can_have_another_payload_and_other_values(
     await operations.fork("order", "ship", new_id="b", values={"charge": "free"}, by="ana")
     await operations.complete_step("b", "ship", "sent", by="ana")
     await operations.fork("run", new_id="a", payload=20, by="ana")
-    runs = {run.run_id: run.output for run in await runtime.sweep()}
+    runs = {run.id: run.output for run in await runtime.sweep()}
     assert runs == {"a": 21, "b": ["free", "sent", "did notify"]}
 
 

@@ -94,9 +94,9 @@ async def test_a_run_outlives_the_block_that_entered(runtime: Runtime, pool: Poo
 
 async def test_calls_that_drive_nothing_do_not_enter(runtime: Runtime, pool: Pool) -> None:
     run = await runtime.trigger(use, "a", run_id="r", wait=False)
-    assert await runtime.get_run(run.run_id)
-    await runtime.cancel(run.run_id)
-    await runtime.resume(run.run_id)
+    assert await runtime.get_run(run.id)
+    await runtime.cancel(run.id)
+    await runtime.resume(run.id)
     assert await runtime.sweep() == []
     assert pool.log == []
 
@@ -215,7 +215,7 @@ async def test_a_worker_holds_them_while_it_works(runtime: Runtime, pool: Pool) 
     async with Worker(runtime) as worker:
         for name in "ab":
             run = await runtime.trigger(use, name, wait=False)
-            while not (found := await runtime.get_run(run.run_id)) or not found.over:
+            while not (found := await runtime.get_run(run.id)) or not found.over:
                 await asyncio.sleep(0.001)
         # The run is over for others before the worker is done with it.
         while worker.running:

@@ -95,7 +95,7 @@ async def test_a_payload_that_an_operator_enters_is_checked(
     operations = Operations(store)
     await operations.edit_payload("o-1", {"total": "seven"}, by="ana", why="test")
     await operations.fork("o-1", new_id="o-2", payload={"total": 8}, by="ana", why="test")
-    runs = {run.run_id: run for run in await runtime.sweep()}
+    runs = {run.id: run for run in await runtime.sweep()}
     assert "total: Expected `int`" in str(runs["o-1"].error)
     assert runs["o-2"].status == "waiting"
 

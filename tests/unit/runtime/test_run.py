@@ -12,6 +12,6 @@ async def nap(step: Step) -> None:
 async def test_the_repr_of_a_run_has_what_it_has() -> None:
     run = await Runtime(MemoryStore()).trigger(nap, run_id="1")
     text = repr(run)
-    assert text.startswith("Run(run_id='1', workflow='nap', version=1, status='suspended', ")
+    assert text.startswith("Run(id='1', workflow='nap', version=1, status='suspended', ")
     assert "pending=(Wait(id='night', wake_at=" in text
     assert not [name for name in ("error", "tags", "token", "rollback") if f"{name}=" in text]

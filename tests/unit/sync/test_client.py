@@ -76,7 +76,7 @@ def use_from_many_threads(open: Callable[[], Store], *, calls: int = 10) -> None
             run = client.trigger(double, call, run_id=f"{thread}/{call}")
             assert client.result(run, timeout="60s") == call * 2
         waiting = client.handle(f"approval {thread}", approval)
-        client.trigger(approval, run_id=waiting.run_id)
+        client.trigger(approval, run_id=waiting.id)
         assert waiting.signal("approved", thread)
         assert waiting.result(timeout="60s") == str(thread)
 
@@ -110,7 +110,7 @@ def test_watch_is_a_plain_iterator(url: str, client: sync.Client) -> None:
     with working(lambda: open_store(url)):
         changes = client.watch(run)
         assert next(changes).status == "queued"
-        client.signal(run.run_id, "approved", "ana")
+        client.signal(run.id, "approved", "ana")
         assert [change.status for change in changes][-1] == "completed"
 
 
@@ -119,14 +119,14 @@ def test_a_watch_can_be_left_early(client: sync.Client) -> None:
     for change in client.watch(run):
         assert change.status == "queued"
         break
-    assert client.cancel(run.run_id).status == "cancelled"
+    assert client.cancel(run.id).status == "cancelled"
 
 
 def test_a_timeout_does_not_affect_the_run(client: sync.Client) -> None:
     run = client.trigger(approval)
     with pytest.raises(TimeoutError):
         client.result(run, timeout="10ms")
-    found = client.get_run(run.run_id)
+    found = client.get_run(run.id)
     assert found is not None
     assert found.status == "queued"
 

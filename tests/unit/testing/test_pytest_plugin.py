@@ -86,7 +86,7 @@ async def test_order(perdure_runtime, perdure_worker, perdure_clock):
     await perdure_worker.run_until_idle()
     await perdure_clock.advance("1 day")
     await perdure_worker.run_until_idle()
-    assert (await perdure_runtime.get_run(run.run_id)).output == "stubbed"
+    assert (await perdure_runtime.get_run(run.id)).output == "stubbed"
 """)
     result.assert_outcomes(passed=1)
 

@@ -52,7 +52,9 @@ def translate(error: PyMongoError, where: str, database: str, seconds: float) ->
     """Return the store's error for an error of the driver, saying what to do next."""
     at = f"MongoDB at {where}"
     if isinstance(error, ServerSelectionTimeoutError):
-        return StoreUnavailable(f"{at} cannot be reached, tried for {seconds:.1f}s: {error}")
+        # Without the driver's settings and its view of the cluster, which follow.
+        reason = str(error).partition(" (configured timeouts")[0].partition(", Timeout:")[0]
+        return StoreUnavailable(f"{at} is unavailable, tried for {seconds:.1f}s: {reason}")
     if is_unavailable(error):
         return StoreUnavailable(f"{at} became unavailable after {seconds:.1f}s: {error}")
     if isinstance(error, InvalidOperation) and "close" in str(error):

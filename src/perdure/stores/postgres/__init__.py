@@ -1,6 +1,6 @@
 """Runs in PostgreSQL: a batch of writes is one statement, one round trip and one commit."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.store import MAX_VALUE_SIZE, Capabilities
@@ -8,6 +8,9 @@ from perdure.stores.postgres.database import open_database
 from perdure.stores.postgres.keyvalue import PostgresKeyValue
 from perdure.stores.postgres.schema import Tables
 from perdure.stores.postgres.store import NotifyingPostgresStore, PostgresBackend, PostgresStore
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 __all__ = ["PostgresKeyValue", "PostgresStore", "postgres"]
 
@@ -18,6 +21,7 @@ def postgres(
     table: str = "perdure_runs",
     prefix: str = "",
     pool: Any = None,
+    engine: "AsyncEngine | None" = None,
     prepared_statements: bool = True,
     max_connections: int = 10,
     connect_timeout: Duration = 10,
@@ -28,8 +32,9 @@ def postgres(
     """Return a store in a PostgreSQL database; its tables are created when it is first used.
 
     `table` may include a schema (`"billing.runs"`) and may be awaitly's own table. `pool` is an
-    asyncpg pool, which the store uses and never closes. Behind a pooler in transaction mode, such
-    as PgBouncer, pass `prepared_statements=False`; the store then sends no notifications.
+    asyncpg pool, `engine` SQLAlchemy's `AsyncEngine` on `postgresql+asyncpg`; passed instead of a
+    URL, the store uses its connections and never closes it. Behind a pooler in transaction mode,
+    such as PgBouncer, pass `prepared_statements=False`; the store then sends no notifications.
     `connect_timeout` is how long to retry while the server is unavailable, `timeout` how long a
     statement may take.
 
@@ -40,6 +45,7 @@ def postgres(
         url,
         tables.table,
         pool=pool,
+        engine=engine,
         prepared_statements=prepared_statements,
         max_connections=max_connections,
         connect_timeout=connect_timeout,

@@ -173,6 +173,7 @@ def open_database(
     table: str,
     *,
     pool: Any,
+    engine: Any,
     prepared_statements: bool,
     max_connections: int,
     connect_timeout: Duration,
@@ -181,7 +182,15 @@ def open_database(
 ) -> Database:
     """Return the database that the options of a store describe; nothing is connected yet."""
     return Database(
-        open_pool(url, pool, max_connections, prepared_statements, connect_timeout, clock),
+        open_pool(
+            url,
+            pool=pool,
+            engine=engine,
+            limit=max_connections,
+            prepared=prepared_statements,
+            connect_timeout=connect_timeout,
+            clock=clock,
+        ),
         table=table,
         prepared=prepared_statements,
         timeout=parse_duration(timeout, "timeout").total_seconds(),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.clock import Clock, Duration, SystemClock
 from perdure.errors import InvalidArgument
@@ -10,6 +10,9 @@ from perdure.stores._keyvalue import DatabaseKeyValue, KeyValueBackend
 from perdure.stores._prefix import end_of_prefix
 from perdure.stores.postgres.database import Database, open_database
 from perdure.stores.postgres.schema import Schema, Tables
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 GET = """
     SELECT key, value FROM {table}
@@ -127,6 +130,7 @@ class PostgresKeyValue(DatabaseKeyValue):
         *,
         table: str = "perdure_keyvalue",
         pool: Any = None,
+        engine: "AsyncEngine | None" = None,
         prepared_statements: bool = True,
         max_connections: int = 10,
         connect_timeout: Duration = 10,
@@ -138,6 +142,7 @@ class PostgresKeyValue(DatabaseKeyValue):
             url,
             tables.table,
             pool=pool,
+            engine=engine,
             prepared_statements=prepared_statements,
             max_connections=max_connections,
             connect_timeout=connect_timeout,

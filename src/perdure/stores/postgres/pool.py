@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument
 from perdure.stores._pool import BorrowedPool, ConnectionPool, Pool
+from perdure.stores.postgres.engine import EnginePool
 from perdure.stores.postgres.errors import driver_errors, load_driver, translate
 from perdure.validation import check_flag, check_int
 
@@ -112,11 +113,22 @@ class BorrowedPostgresPool(BorrowedPool):
 
 
 def open_pool(
-    url: str | None, pool: Any, limit: int, prepared: bool, connect_timeout: Duration, clock: Clock
+    url: str | None,
+    *,
+    pool: Any,
+    engine: Any,
+    limit: int,
+    prepared: bool,
+    connect_timeout: Duration,
+    clock: Clock,
 ) -> PostgresPool:
     """Return the pool that a store's options describe; no connection is opened yet."""
     seconds = parse_duration(connect_timeout, "connect_timeout").total_seconds()
     check_flag(prepared, "prepared_statements")
+    if sum(each is not None for each in (url, pool, engine)) > 1:
+        raise InvalidArgument("url", url, "one of url, pool and engine, not several of them")
+    if engine is not None:
+        return EnginePool(engine)
     if pool is not None:
         if not isinstance(pool, load_driver().Pool):
             raise InvalidArgument("pool", pool, "an asyncpg pool, as from asyncpg.create_pool")

@@ -13,10 +13,11 @@ from perdure.store import Query
 from perdure.stores._searching import Position, shows_system_runs
 from perdure.stores.postgres.statements import compose
 
+# As text: the connections of a user's pool or engine may decode jsonb.
 HEADER = """
     run.updated_at, coalesce({status}, 'running') AS status, {workflow} AS workflow, run.owner,
-    run.version, run.queue, run.tags, run.summary, {created_at} AS created_at, run.wake_at,
-    run.awaits, run.takeovers
+    run.version, run.queue, run.tags::text AS tags, run.summary, {created_at} AS created_at,
+    run.wake_at, run.awaits::text AS awaits, run.takeovers
 """
 HEADER_COLUMNS = (
     *("updated_at", "status", "workflow", "owner", "version", "queue", "tags", "summary"),

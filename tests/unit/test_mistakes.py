@@ -1,0 +1,120 @@
+"""Mistakes that newcomers make: the error says what is wrong, where, and what to write instead."""
+
+from typing import Any
+
+import pytest
+
+from perdure import Runtime, Step, durable, workflow
+from perdure.errors import InvalidArgument, InvalidPayload
+from perdure.stores import MemoryStore, open_store
+
+
+@workflow("greet")
+async def greet(step: Step, name: str) -> str:
+    return await step("greet", lambda: f"hello {name}")
+
+
+# Type checkers find most of these mistakes, too.
+ORDER: Any = workflow("order")
+
+
+async def fetch(number: int) -> int:
+    return number
+
+
+async def error_of(fn: Any) -> str:
+    """Return the message of the error that ended a run of a function."""
+    run = await Runtime(MemoryStore()).trigger(workflow("mistake")(fn))
+    assert run.status == "failed"
+    return str(run.error)
+
+
+def test_a_workflow_that_is_not_async() -> None:
+    with pytest.raises(InvalidArgument, match="Define it with `async def`"):
+        ORDER(lambda step: 1)
+
+
+def test_a_workflow_without_a_step() -> None:
+    async def order() -> None: ...
+
+    with pytest.raises(InvalidArgument, match="Let its first parameter be the step"):
+        ORDER(order)
+
+
+def test_a_workflow_with_several_payloads() -> None:
+    async def order(step: Step, item: str, price: int) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="Put several values into one payload"):
+        ORDER(order)
+
+
+async def test_two_workflows_with_one_name() -> None:
+    @workflow("greet")
+    async def other(step: Step) -> None: ...
+
+    with pytest.raises(InvalidArgument, match="another name, or another version="):
+        Runtime(MemoryStore(), workflows=[greet, other])
+
+
+async def test_a_plain_function_that_is_triggered() -> None:
+    async def order(step: Step) -> None: ...
+
+    runtime: Any = Runtime(MemoryStore())
+    with pytest.raises(InvalidArgument, match=r"^workflow: expected a function decorated with"):
+        await runtime.trigger(order)
+
+
+async def test_a_payload_that_was_forgotten() -> None:
+    runtime: Any = Runtime(MemoryStore())
+    with pytest.raises(InvalidPayload, match="'greet' is not valid: none was passed; Expected"):
+        await runtime.trigger(greet)
+
+
+async def test_a_run_instead_of_its_id() -> None:
+    runtime: Any = Runtime(MemoryStore())
+    run = await runtime.trigger(greet, "ana")
+    with pytest.raises(InvalidArgument, match="Pass its id"):
+        await runtime.signal(run, "paid")
+
+
+async def test_an_await_that_was_forgotten_before_the_last_step() -> None:
+    """Otherwise the output would be a coroutine, which is recorded as null."""
+
+    async def order(step: Step) -> Any:
+        return step("fetch", fetch, 1)
+
+    assert "Write `return await step(…)`" in await error_of(order)
+
+
+async def test_an_await_that_was_forgotten_in_a_durable_run() -> None:
+    async def order(step: Step) -> Any:
+        return step("fetch", fetch, 1)
+
+    result = await durable.run({}, order, id="1", store=MemoryStore())
+    assert "Write `return await step(…)`" in str(result)
+
+
+async def test_a_step_without_a_name() -> None:
+    async def order(step: Any) -> Any:
+        return await step(fetch, 1)
+
+    assert "id: expected the step's name, a non-empty string, before" in await error_of(order)
+
+
+async def test_items_and_function_in_the_wrong_order() -> None:
+    async def order(step: Any) -> Any:
+        return await step.map("fetch", fetch, [1])
+
+    assert "step.map('fetch', items, function)" in await error_of(order)
+
+
+async def test_items_and_workflow_in_the_wrong_order() -> None:
+    async def order(step: Any) -> Any:
+        return await step.map_runs("greet", ["ana"], greet)
+
+    assert "step.map_runs('greet', workflow, items)" in await error_of(order)
+
+
+def test_a_path_instead_of_a_url() -> None:
+    with pytest.raises(InvalidArgument, match=r"A SQLite file is sqlite:///runs\.db"):
+        open_store("runs.db")

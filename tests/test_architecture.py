@@ -125,7 +125,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fastapi",),
     ),
     "operations": (
-        ("outcome",),
+        ("outcome", "verbs"),
         ("bulk", "changes", "forks"),
         ("starts",),
         ("copying", "runs"),

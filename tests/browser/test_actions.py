@@ -9,10 +9,10 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from perdure import Runtime, Step, workflow
-from perdure.dashboard.verbs import VERBS
 from perdure.insights import Insights
 from perdure.insights.model import Act
 from perdure.operations import Operations
+from perdure.operations.verbs import VERBS
 from perdure.store import Store
 from tests.browser.conftest import OpenPage
 from tests.browser.quiet import no_logs

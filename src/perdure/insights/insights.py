@@ -1,7 +1,8 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from perdure.insights import (
     schedules,
 )
 from perdure.insights.acts import ActSearch
+from perdure.insights.changes import Changes, Reading
 from perdure.insights.completion import Candidate
 from perdure.insights.family import read_children, read_parent
 from perdure.insights.model import (
@@ -164,6 +166,16 @@ class Insights:
                 yield facts
                 if is_over(facts.run.status):
                     return
+
+    def changes(
+        self, topics: Callable[[], Collection[str]], reading: Reading = nullcontext
+    ) -> AsyncGenerator[frozenset[str], None]:
+        """Yield a few times per second which topics have changed, until there are no topics.
+
+        A topic is "counts", "fleet", "acts", "run:<id>", "query:<query>" or "bulk:<id>". `reading`
+        returns a context manager in which the store is read.
+        """
+        return Changes(self, self._store, self._clock, reading).rounds(topics)
 
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""

@@ -82,6 +82,7 @@ KNOWN_AS = {
     "steps": "show",
     "step": "show",
     "overview": "top",
+    "changes": "top",
     "check": "doctor",
     "bulks": "bulk",
     "queue": "queues",

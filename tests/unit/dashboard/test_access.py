@@ -20,7 +20,7 @@ from perdure.dashboard import (
     header,
     starlette_user,
 )
-from perdure.dashboard.access import OneTimeToken
+from perdure.dashboard.login import OneTimeToken
 from perdure.errors import InvalidArgument
 from perdure.stores import MemoryStore
 from tests.unit.dashboard.visitor import Visitor, dashboard, text_of

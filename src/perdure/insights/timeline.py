@@ -5,12 +5,12 @@ would fill the picture, and the axis says how long it was.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
-from perdure.insights import InFlight, RunFacts, StepRow, WaitFacts
+from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
 
 Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
 Span: TypeAlias = tuple[datetime, datetime]
@@ -129,6 +129,15 @@ class Timeline:
     end: datetime
     gaps: tuple[Gap, ...]
     branches: tuple[tuple[str, tuple[Bar, ...]], ...]
+
+    @property
+    def bars(self) -> Iterator[Bar]:
+        """The bars of all branches."""
+        return (bar for _, bars in self.branches for bar in bars)
+
+    def pending(self, key: str) -> Bar | None:
+        """Return the bar of a step that has no record yet, or of a wait."""
+        return next((bar for bar in self.bars if bar.key == key and bar.step is None), None)
 
 
 def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:

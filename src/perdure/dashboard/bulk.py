@@ -7,28 +7,31 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content, missing, page
-from perdure.dashboard.verbs import VERBS, parse_number, shell_command
-from perdure.dashboard.views.actions import check_why
+from perdure.dashboard.rendering import Content, Problem, shell_command
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
-from perdure.insights import BulkProgress, Tally
+from perdure.insights import BulkProgress
 from perdure.insights.words import count_words
+from perdure.operations.verbs import VERBS, parse_number
 from perdure.urls import decode_id
 
 LIMIT = 1000
 """How many runs an operator may change at once; more needs the right `admin`."""
 
 
-async def confirm_selected(board: Board, visit: Visit) -> Content:
-    """Show the runs that were selected."""
-    return _form(visit, "", _selected(visit), None)
-
-
-async def confirm_all(board: Board, visit: Visit) -> Content:
-    """Count the runs that match, before anything is done."""
-    query = visit.value("q") or visit.query.get("q", "")
-    return _form(visit, query, None, await board.operations.count_bulk(query, LIMIT))
+async def confirm(board: Board, visit: Visit) -> Content:
+    """Show the runs that were selected, or count those that match, before anything is done."""
+    name = visit.params.get("verb") or visit.query.get("verb", "")
+    verb = VERBS.get(name)
+    if verb is None or not verb.bulk:
+        raise InvalidArgument("verb", name, "a verb for many runs")
+    ids = _selected(visit) if visit.path.startswith("/bulk/selected") else None
+    query = visit.value("q") or visit.query.get("q", "") if ids is None else ""
+    count = await board.operations.count_bulk(query, LIMIT) if ids is None else None
+    data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
+    command = shell_command(*verb.command.split(), *(ids or ()), where=query)
+    context = {**data, "verb": verb, "query_text": query, "limit": LIMIT, "command": command}
+    return Content("bulk_confirm.html", data, context)
 
 
 def _selected(visit: Visit) -> list[str]:
@@ -36,21 +39,10 @@ def _selected(visit: Visit) -> list[str]:
     return [id for each in asked if (id := decode_id(each))]
 
 
-def _form(visit: Visit, query: str, ids: list[str] | None, count: Tally | None) -> Content:
-    name = visit.params.get("verb") or visit.query.get("verb", "")
-    verb = VERBS.get(name)
-    if verb is None or not verb.bulk:
-        raise InvalidArgument("verb", name, "a verb for many runs")
-    data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
-    command = shell_command(*verb.command.split(), *(ids or ()), where=query)
-    context = {**data, "verb": verb, "query_text": query, "limit": LIMIT, "command": command}
-    return Content("bulk_confirm.html", data, context)
-
-
 async def act_on_selected(board: Board, visit: Visit) -> Response:
     """Apply the verb to each selected run; those that refuse it are named."""
     verb, ids = VERBS[visit.params["verb"]], _selected(visit)
-    why = check_why(verb, visit)
+    why = verb.check_why(visit.value("why"))
     refused: list[str] = []
     for run_id in ids:
         try:
@@ -74,7 +66,7 @@ async def act_on_all(board: Board, visit: Visit) -> Response:
         rate=parse_number(rate, "rate") if rate else None,
         limit=parse_number(limit, "limit") if limit else LIMIT,
         by=visit.access.person,
-        why=check_why(verb, visit),
+        why=verb.check_why(visit.value("why")),
     )
     first = await _begin(board, progress)
     if first is None:
@@ -99,33 +91,32 @@ async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkPro
     return first
 
 
-async def show_bulk(board: Board, visit: Visit) -> Content:
+async def show(board: Board, visit: Visit) -> Content:
     """Show how far a bulk operation is."""
-    progress = await board.insights.bulk(visit.params["bulk"])
-    if progress is None:
-        return missing(f"There is no bulk operation {visit.params['bulk']!r}.")
-    topics = (f"bulk:{progress.id}",) if progress.state == "running" else ()
-    return page("bulk.html", progress, topics=topics, bulk=progress, verb=VERBS.get(progress.verb))
+    bulk = await _read(board, visit)
+    topics = (f"bulk:{bulk.id}",) if bulk.state == "running" else ()
+    context = {"bulk": bulk, "verb": VERBS.get(bulk.verb)}
+    return Content("bulk.html", bulk, context, topics=topics)
 
 
-async def stop_bulk(board: Board, visit: Visit) -> Response:
+async def stop(board: Board, visit: Visit) -> Response:
     """Ask the process that works on a bulk operation to stop."""
-    id = await _checked_bulk(board, visit)
-    await board.operations.stop_bulk(id, by=visit.access.person, why=visit.value("why"))
-    return visit.redirect("It stops within a second.", "bulk", id)
+    bulk = await _read(board, visit)
+    await board.operations.stop_bulk(bulk.id, by=visit.access.person, why=visit.value("why"))
+    return visit.redirect("It stops within a second.", "bulk", bulk.id)
 
 
-async def resume_bulk(board: Board, visit: Visit) -> Response:
+async def resume(board: Board, visit: Visit) -> Response:
     """Continue a bulk operation that was stopped or interrupted."""
-    id = await _checked_bulk(board, visit)
+    bulk = await _read(board, visit)
     by, why = visit.access.person, visit.value("why")
-    await _begin(board, board.operations.resume_bulk(id, by=by, why=why))
-    return visit.redirect("Resumed.", "bulk", id)
+    await _begin(board, board.operations.resume_bulk(bulk.id, by=by, why=why))
+    return visit.redirect("Resumed.", "bulk", bulk.id)
 
 
-async def _checked_bulk(board: Board, visit: Visit) -> str:
-    """Return the operation's id if its verb is that of the path, whose right was checked."""
-    progress = await board.insights.bulk(visit.params["bulk"])
-    if progress is None or progress.verb != visit.params["verb"]:
-        raise InvalidArgument("verb", visit.params["verb"], "the verb of the bulk operation")
-    return progress.id
+async def _read(board: Board, visit: Visit) -> BulkProgress:
+    """Return the operation. If the path has a verb, whose right was checked, it is this one."""
+    bulk = await board.insights.bulk(visit.params["bulk"])
+    if bulk is None or visit.params.get("verb") not in (None, bulk.verb):
+        raise Problem(404, f"There is no bulk operation {visit.params['bulk']!r}.")
+    return bulk

@@ -6,33 +6,32 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content
+from perdure.dashboard.rendering import Content, quote_term
 from perdure.dashboard.values import visible
-from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights import (
+    Comparison,
     Insights,
     InvalidQuery,
     ParsedQuery,
     RunFacts,
     StepDetail,
     StepsPage,
+    timeline,
     to_json,
 )
+from perdure.operations.verbs import VERBS
+from perdure.snapshot import RunStatus
 
 STEPS_PER_PAGE = 100
 _IDS_PER_READ = 500
-# A run is repaired with one of these first.
-_MAIN = ("retry", "unpause", "signal", "pause", "cancel")
-_REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
 
 
 async def list_runs(board: Board, visit: Visit) -> Content | Response:
     """Show the runs that a query finds, or return all of their ids."""
-    text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
+    text, after = visit.query.get("q", "").strip(), visit.after
     if visit.query.get("format") == "ids":
         return StreamingResponse(_ids(board, board.insights.parse(text)), media_type="text/plain")
     context: dict[str, Any] = {
@@ -80,11 +79,11 @@ async def show_run(board: Board, visit: Visit) -> Content:
         insights = await insights_for(board, visit)
         facts = await insights.run(run_id)
     except RunNotFound:
-        return await _missing(board, visit, run_id)
-    steps = await insights.steps(run_id, visit.query.get("after") or None, STEPS_PER_PAGE)
+        return await _missing(board, run_id)
+    steps = await insights.steps(run_id, visit.after, STEPS_PER_PAGE)
     picture = timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now)
     key = _chosen(visit, facts, steps)
-    pending = _pending(picture, key)
+    pending = picture.pending(key)
     selected = await insights.step(run_id, key) if key and not pending else None
     context = {
         "run": facts.run,
@@ -95,7 +94,7 @@ async def show_run(board: Board, visit: Visit) -> Content:
         "selected": selected,
         "pending": pending,
         "revealed": insights is board.revealed,
-        **_offered(visit, facts, selected, is_pending=pending is not None),
+        **_offered(visit, facts.run.status, _state(pending, selected)),
     }
     topics = () if facts.run.ended_at else (f"run:{run_id}",)
     return Content("run.html", (facts, steps, selected), context, topics=topics)
@@ -108,32 +107,25 @@ def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
     return asked or next(iter(facts.error_steps), last)
 
 
-def _pending(picture: timeline.Timeline, key: str) -> timeline.Bar | None:
-    bars = (bar for _, bars in picture.branches for bar in bars)
-    return next((bar for bar in bars if bar.key == key and bar.step is None), None)
+def _state(pending: timeline.Bar | None, selected: StepDetail | None) -> str:
+    if selected is None:
+        return "pending" if pending else ""
+    return "ok" if selected.step.ok else "failed"
 
 
-def _offered(
-    visit: Visit, facts: RunFacts, selected: StepDetail | None, *, is_pending: bool
-) -> dict[str, Any]:
+def _offered(visit: Visit, status: RunStatus, state: str) -> dict[str, Any]:
     """Return the verbs that make sense now, and that the person may use."""
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
-    fitting = [verb for verb in verbs if facts.run.status in verb.statuses]
-    main = [verb for verb in fitting if verb.name in _MAIN][:2]
-    if is_pending:
-        names: tuple[str, ...] = ("complete_step", "skip_step", "fail_step")
-    elif selected is not None:
-        names = ("rewind", "fork") if selected.step.ok else _REPAIRS
-    else:
-        names = ()
+    fitting = [verb for verb in verbs if status in verb.statuses]
+    main = [verb for verb in fitting if verb.main][:2]
     return {
         "main_verbs": main,
         "other_verbs": [verb for verb in fitting if verb not in main],
-        "step_verbs": [verb for verb in verbs if verb.name in names],
+        "step_verbs": [verb for verb in verbs if state in verb.steps],
     }
 
 
-async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
+async def _missing(board: Board, run_id: str) -> Content:
     """Show runs whose id begins alike, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
@@ -167,12 +159,10 @@ def _attachment(body: bytes, name: str) -> Response:
     return Response(body, media_type="application/json", headers=headers)
 
 
-async def compare(board: Board, visit: Visit) -> Content:
-    """Show how two runs differ."""
-    left, right = visit.query.get("a", ""), visit.query.get("b", "")
-    comparison = await board.insights.compare(left, right) if left and right else None
-    context = {"left": left, "right": right, "comparison": comparison}
-    return Content("compare.html", comparison, context)
+async def compare(insights: Insights, visit: Visit) -> Comparison | None:
+    """Return how two runs differ, if both are named."""
+    left, right = visit.query.get("a"), visit.query.get("b")
+    return await insights.compare(left, right) if left and right else None
 
 
 async def complete(board: Board, visit: Visit) -> Response:

@@ -106,9 +106,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("discovery",),
         ("connections", "output", "serving", "working"),
         ("description", "runs", "show", "watching", "other", "demo", "dev"),
-        ("changes", "dev_child"),
-        ("approvals", "fleet", "starting", "storage"),
-        ("schedules",),
+        ("approvals", "changes", "dev_child"),
+        ("fleet", "starting", "storage"),
         ("app",),
     ),
     "integrations": (

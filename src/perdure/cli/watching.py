@@ -11,13 +11,13 @@ from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command, option
 from perdure.cli.failures import FAILED, USAGE, Failure
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, duration, styled_status
+from perdure.cli.output import Output, styled_status
 from perdure.cli.terminal import keys, within
 from perdure.clock import parse_duration
 from perdure.engine.tasks import detached
 from perdure.insights import Insights
 from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
-from perdure.insights.words import count_words, tally_words
+from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot import is_over
 
 LIVE = ("running", "suspended", "waiting", "queued", "paused")

@@ -48,7 +48,7 @@ async def confirm(board: Board, visit: Visit) -> Content:
 async def act(board: Board, visit: Visit) -> Response:
     """Apply the verb."""
     verb, name = VERBS[visit.params["verb"]], visit.params.get("name")
-    arguments = read_arguments(verb, _entered(verb, visit), visit.now)
+    arguments = read_arguments(verb.fields, _entered(verb, visit), visit.now)
     why, names = verb.check_why(visit.value("why")), () if name is None else (name,)
     method = getattr(board.operations, verb.name)
     outcome = await method(*names, **arguments, by=visit.access.person, why=why)

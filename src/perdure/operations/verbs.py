@@ -6,7 +6,7 @@ The commands of `perdure` and the forms of the dashboard are made of this table,
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -84,10 +84,12 @@ def _read_verbs() -> Mapping[str, Verb]:
 VERBS = _read_verbs()
 
 
-def read_arguments(verb: Verb, texts: Mapping[str, str], now: datetime) -> dict[str, Any]:
-    """Return the arguments of a verb from what was entered; an option that is empty is left out."""
+def read_arguments(
+    fields: Iterable[Field], texts: Mapping[str, str], now: datetime
+) -> dict[str, Any]:
+    """Return arguments of a verb from what was entered; an option that is empty is left out."""
     arguments: dict[str, Any] = {}
-    for field in verb.fields:
+    for field in fields:
         text = texts.get(field.name) or field.default
         if text.strip():
             arguments[field.name] = _READERS[field.kind](text, field.name, now)

@@ -125,11 +125,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "operations": (
         ("outcome", "verbs"),
-        ("bulk", "changes", "forks"),
+        ("bulk", "changes", "forks", "repairs"),
         ("starts",),
         ("copying", "runs"),
         ("approvals",),
         ("schedules",),
+        ("views",),
         ("operations",),
     ),
     "worker": (

@@ -65,6 +65,7 @@ SECTIONS = {
         "queues": Entry("fleet:queues", "List, show, pause and resume queues, and change limits."),
         "schedules": Entry("fleet:schedules", "List, show and change schedules."),
         "workers": Entry("fleet:workers", "List, show and drain workers."),
+        "views": Entry("fleet:views", "List, save and delete queries for everyone."),
         "bulk": Entry("fleet:bulk", "List, show, stop and resume bulk operations."),
     },
     "Store": {

@@ -74,13 +74,15 @@ class BulkOptions:
 def verb_command(name: str) -> Command:
     """Return the command of a verb."""
     verb = VERBS[name]
-    arguments = [field for field in verb.fields if field.is_argument]
+    # The name of something new is the first word, as that of something which exists.
+    fields = verb.fields if verb.has_target else verb.fields[1:]
+    arguments = [field for field in fields if field.is_argument]
 
     async def run(settings: Settings, words: tuple[str, ...], why: str, **options: Any) -> None:
         names = BulkOptions.__slots__
         bulk = BulkOptions(**{each: options.pop(each) for each in names if each in options})
         ids, rest = _split(words, bulk.where, one=bool(arguments) or not verb.done)
-        change = Change(verb, _read(verb, arguments, rest, options), why)
+        change = Change(verb, _read(fields, arguments, rest, options), why)
         async with operations(settings) as act:
             if bulk.where is None:
                 await _change_each(settings, act, change, ids, dry_run=bulk.dry_run)
@@ -88,7 +90,7 @@ def verb_command(name: str) -> Command:
                 await _change_all(settings, act, change, bulk.where, bulk)
 
     run.__name__, run.__doc__ = verb.command.rpartition(" ")[2], verb.help
-    options = [_option(field) for field in verb.fields if not field.is_argument]
+    options = [_option(field) for field in fields if not field.is_argument]
     for each in (
         *reversed(_OPTIONS if verb.done else ()),
         WHY_REQUIRED if verb.needs_why else WHY,
@@ -111,16 +113,15 @@ def _metavar(field: Field) -> str:
 
 def _option(field: Field) -> Any:
     name = field.option or f"--{field.name.replace('_', '-')}"
-    help = f"{field.label}. {field.hint}." if field.hint else f"{field.label}."
     if field.kind == "flag":
-        return option(f"{name}/--no-{field.name}", field.name, default=True, help=help)
+        return option(f"{name}/--no-{field.name}", field.name, default=True, help=field.help)
     if field.choices:
         kind = click.Choice(field.choices)
-        return option(name, field.name, type=kind, default=field.default, help=help)
+        return option(name, field.name, type=kind, default=field.default, help=field.help)
     if field.kind == "values":
-        return option(name, field.name, multiple=True, metavar="STEP=JSON", help=help)
-    metavar = {"json": "JSON", "key": "STEP", "number": "N"}.get(field.kind, "TEXT")
-    return option(name, field.name, metavar=metavar, help=help)
+        return option(name, field.name, multiple=True, metavar="STEP=JSON", help=field.help)
+    metavar = {"json": "JSON", "key": "STEP", "number": "N"}.get(field.kind, "NAME")
+    return option(name, field.name, metavar=metavar, help=field.help)
 
 
 def _split(
@@ -135,7 +136,10 @@ def _split(
 
 
 def _read(
-    verb: Verb, arguments: Sequence[Field], words: tuple[str, ...], options: dict[str, Any]
+    fields: Sequence[Field],
+    arguments: Sequence[Field],
+    words: tuple[str, ...],
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the arguments of a verb from the words after the id, and from options."""
     texts: dict[str, str] = {}
@@ -149,7 +153,7 @@ def _read(
             raise click.UsageError(f"{_metavar(field)} is missing")
     if words:
         raise click.UsageError(f"there are too many arguments: {' '.join(words)}")
-    for field in verb.fields:
+    for field in fields:
         value = options.get(field.name)
         if field.kind == "flag" and value is not None:
             texts[field.name] = "yes" if value else "no"
@@ -158,8 +162,7 @@ def _read(
             given[field.name] = {step: parse_json(text, step) for step, text in pairs.items()}
         elif isinstance(value, str):
             texts[field.name] = value
-    required = {field.name for field in verb.fields if field.name in given}
-    rest = [field for field in verb.fields if field.name not in required]
+    rest = [field for field in fields if field.name not in given]
     return read_arguments(rest, texts, SystemClock().now()) | given
 
 

@@ -16,6 +16,7 @@ from perdure.insights.model import (
     BulkProgress,
     LimitRow,
     QueueRow,
+    SavedView,
     ScheduleRow,
     Tally,
     WorkerRow,
@@ -145,6 +146,15 @@ def _versions(worker: WorkerRow) -> str:
     return ", ".join(known)
 
 
+def _view_columns(output: Output) -> list[Column[SavedView]]:
+    return [
+        Column("VIEW", lambda row: row.name),
+        Column("QUERY", lambda row: row.query),
+        Column("BY", lambda row: row.by),
+        Column("SAVED", lambda row: output.time(row.at)),
+    ]
+
+
 def _bulk_columns(output: Output) -> list[Column[BulkProgress]]:
     return [
         Column("ID", lambda row: row.id),
@@ -207,6 +217,12 @@ schedules = group(
     trigger=verb_command("trigger_schedule"),
     backfill=verb_command("backfill_schedule"),
     delete=verb_command("delete_schedule"),
+)
+views = group(
+    "List, save and delete queries for everyone.",
+    list=listing("views", "List the saved queries; view:NAME stands for one.", _view_columns),
+    save=verb_command("save_view"),
+    delete=verb_command("delete_view"),
 )
 workers = group(
     "List, show and drain workers.",

@@ -18,12 +18,12 @@ from perdure.urls import decode_id
 
 _YEAR = 365 * 24 * 3600
 _YOUNGEST = timedelta(minutes=1)
-_FROM_LINKS = ("step", "event", "wait", "of")
+_FROM_LINKS = ("step", "event", "wait", "of", "query")
 
 
 async def confirm(board: Board, visit: Visit) -> Content:
     """Show what a verb will do, and ask for its arguments and the reason."""
-    verb, name = VERBS[visit.params["verb"]], visit.params["name"]
+    verb, name = VERBS[visit.params["verb"]], visit.params.get("name", "")
     values = _entered(verb, visit) if visit.form else await _suggested(board, visit, verb)
     step = next((values.get(each.name, "") for each in verb.fields if each.kind == "key"), "")
     preview, refusal = await _preview(board, verb, name, step)
@@ -39,7 +39,7 @@ async def confirm(board: Board, visit: Visit) -> Content:
         "step": step,
         "preview": preview,
         "error": visit.error or refusal,
-        "command": shell_command(*verb.command.split(), name, *([step] if step else ()), *wait),
+        "command": shell_command(*verb.command.split(), *filter(None, (name, step)), *wait),
     }
     data = {"name": name, "verb": verb.name, "preview": preview, "error": visit.error}
     return Content("action.html", data, context)

@@ -122,6 +122,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/agenda", page("agenda", "counts")),
     Route("/approvals", _APPROVALS),
     Route("/acts", _ACTS),
+    Route("/views", page("views")),
+    _verb("/views/save", "save_view", actions.confirm),
     Route("/compare", page("compare", comparison=runs.compare)),
     Route("/store", _STORE),
     _verb("/store/import", "import_run"),

@@ -33,16 +33,18 @@ async def list_runs(board: Board, visit: Visit) -> Content | Response:
     """Show the runs that a query finds, or return all of their ids."""
     text, after = visit.query.get("q", "").strip(), visit.after
     if visit.query.get("format") == "ids":
-        return StreamingResponse(_ids(board, board.insights.parse(text)), media_type="text/plain")
+        query = board.insights.parse(await board.insights.expand(text))
+        return StreamingResponse(_ids(board, query), media_type="text/plain")
     context: dict[str, Any] = {
         "query_text": text,
         "after": after,
+        "views": await board.insights.views(),
         "terms": (),
         "error": "",
         "bulk_verbs": [verb for verb in VERBS.values() if verb.bulk and visit.may(verb.right)],
     }
     try:
-        query = board.insights.parse(text)
+        query = board.insights.parse(await board.insights.expand(text))
         page = await board.insights.runs(query, after=after)
     except (InvalidArgument, InvalidQuery) as error:
         return Content("runs.html", str(error), {**context, "error": str(error)}, 400)

@@ -24,6 +24,7 @@ from perdure.urls import encode_id
 PREFERENCES_COOKIE = "perdure_preferences"
 SAID_COOKIE = "perdure_said"
 _MAX_SAID = 600
+_OF_RUNS = ("bulk", "compare", "views")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
@@ -87,7 +88,9 @@ class Visit:
     def section(self) -> str:
         """The entry of the navigation that this page belongs to."""
         first = self.path.split("/")[1]
-        return {"": "overview", "bulk": "runs", "compare": "runs"}.get(first, first)
+        return {"": "overview", "bulk": "runs", "compare": "runs", "views": "runs"}.get(
+            first, first
+        )
 
     @property
     def query(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from perdure.insights import (
     queues,
     retention,
     schedules,
+    views,
 )
 from perdure.insights.acts import ActSearch
 from perdure.insights.changes import Changes, Reading
@@ -43,6 +44,7 @@ from perdure.insights.model import (
     Retention,
     RunFacts,
     RunsPage,
+    SavedView,
     ScheduleRow,
     StepDetail,
     StepsPage,
@@ -124,10 +126,18 @@ class Insights:
         bounded: the page says how far it looked.
         """
         check_int(limit, "limit")
-        parsed = query if isinstance(query, ParsedQuery) else self.parse(query)
+        parsed = query if isinstance(query, ParsedQuery) else self.parse(await self.expand(query))
         owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
+
+    async def views(self) -> tuple[SavedView, ...]:
+        """Return the saved views, by name."""
+        return await views.read_views(self._store)
+
+    async def expand(self, query: str) -> str:
+        """Return a query in which `view:<name>` is replaced by the saved query."""
+        return await views.expand(self._store, query)
 
     async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
         """Return what differs after each change of a run, by id; missing runs are left out."""

@@ -20,7 +20,7 @@ from perdure.snapshot import RunStatus
 Right: TypeAlias = Literal["view", "payloads", "operate", "override", "delete", "admin"]
 """What a person may do: look, see redacted values, act on runs, change history, delete, switch."""
 
-Place: TypeAlias = Literal["runs", "workflows", "queues", "schedules", "workers", "store"]
+Place: TypeAlias = Literal["runs", "workflows", "queues", "schedules", "workers", "store", "views"]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -34,6 +34,7 @@ class Field(msgspec.Struct, frozen=True):
     option: str = ""
     default: str = ""
     hint: str = ""
+    help: str = ""
     choices: tuple[str, ...] = ()
 
     @property
@@ -62,6 +63,7 @@ class Verb(msgspec.Struct, frozen=True):
     bulk: bool = False
     to_list: bool = False
     place: Place = "runs"
+    has_target: bool = True
 
     @property
     def needs_why(self) -> bool:

@@ -83,6 +83,8 @@ KNOWN_AS = {
     "step": "show",
     "overview": "top",
     "changes": "top",
+    "expand": "list",
+    "restore_acts": "doctor",
     "check": "doctor",
     "bulks": "bulk",
     "queue": "queues",

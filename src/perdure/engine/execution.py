@@ -7,6 +7,7 @@ that arrives in the meantime is postponed, so the outcome of a write is always k
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
@@ -300,37 +301,37 @@ class Execution(ActiveRun):
         """Return the record of a value, or raise if nothing can be recorded any more."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
-        at, key = isoformat(self.clock.now()), call.record_key
+        at, key, took = isoformat(self.clock.now()), call.record_key, self._milliseconds(call)
         if call.undo is not None and (scope := SCOPE.get()) is not None:
             call.sagas = scope.names
         try:
-            record, visible, losses = success_record(
-                call, value, at, self._milliseconds(call), self.types
-            )
+            record, visible, losses = success_record(call, value, at, took, self.types)
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
             raise self.break_off(CodecError(text)) from error
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
-        return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
         at, key, scope = isoformat(self.clock.now()), call.record_key, self._scope(call)
-        failed, visible, losses = failure_record(call, failure, scope, at, self._milliseconds(call))
+        took = self._milliseconds(call)
+        failed, visible, losses = failure_record(call, failure, scope, at, took)
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             failed.arguments = record_of(call.args, self.arguments)
-        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
+        warnings = warnings_of(key, losses)
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, took)
         await self._commit(call, record)
         if self._emit is not None:
-            took, result = self._since(call.started), outcome_of(visible)
+            span, result = timedelta(milliseconds=took), outcome_of(visible)
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
-            self.tell(StepFailure, call, key, duration=took, error=result.error)
-            self.tell(StepComplete, call, key, duration=took, **outcome)
+            self.tell(StepFailure, call, key, duration=span, error=result.error)
+            self.tell(StepComplete, call, key, duration=span, **outcome)
         raise visible
 
     def _milliseconds(self, call: StepCall) -> float:
@@ -381,7 +382,9 @@ class Execution(ActiveRun):
         """Publish that a step succeeded and is recorded."""
         if self._emit is None:
             return
-        took, key, facts = self._since(call.started), record.key, call.facts(record.key)
+        # As the record says it: the function's own time, without that of the write.
+        took, key = timedelta(milliseconds=record.took), record.key
+        facts = call.facts(key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 

@@ -335,7 +335,7 @@ class TestStream:
 
         store = SlowStore(clock=clock)
         running = asyncio.ensure_future(
-            durable.run("order-1", body, store=store, clock=clock, on_event=events.append)
+            durable.run(body, id="order-1", store=store, clock=clock, on_event=events.append)
         )
         for _ in range(20):
             await clock.advance("1s")

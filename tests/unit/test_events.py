@@ -330,12 +330,12 @@ class TestStream:
                 await clock.sleep(5)
                 return await super().append(entries)
 
-        async def body(step: Step) -> None:
+        async def body(step: Step, deps: object) -> None:
             await step("a", lambda: clock.sleep(2))
 
         store = SlowStore(clock=clock)
         running = asyncio.ensure_future(
-            durable.run(body, id="order-1", store=store, clock=clock, on_event=events.append)
+            durable.run(None, body, id="order-1", store=store, clock=clock, on_event=events.append)
         )
         for _ in range(20):
             await clock.advance("1s")

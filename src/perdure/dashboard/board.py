@@ -42,7 +42,6 @@ class Board:
     show_source: bool = False
     has_types: bool = False
     audit_reveals: bool = False
-    background: set[asyncio.Task[object]] = field(default_factory=set)
     _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     _reveals: set[tuple[str, str, str]] = field(default_factory=set)
 

@@ -1,7 +1,5 @@
 """One verb for many runs: those that were selected, or all that match a query."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from starlette.responses import Response
@@ -12,6 +10,7 @@ from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.insights import BulkProgress
 from perdure.insights.words import count_words
+from perdure.operations.bulk import begin
 from perdure.operations.verbs import VERBS, parse_number
 from perdure.urls import decode_id
 
@@ -68,27 +67,10 @@ async def act_on_all(board: Board, visit: Visit) -> Response:
         by=visit.access.person,
         why=verb.check_why(visit.value("why")),
     )
-    first = await _begin(board, progress)
+    first = await begin(progress)
     if first is None:
         return visit.redirect("No run matches.", "runs", q=query)
     return visit.redirect("The bulk operation has begun.", "bulk", first.id)
-
-
-async def _begin(board: Board, progress: AsyncIterator[BulkProgress]) -> BulkProgress | None:
-    """Wait for the first report, and let the rest happen in the background.
-
-    If this process ends first, the operation is shown as interrupted and can be resumed.
-    """
-    first = await anext(progress, None)
-
-    async def drain() -> None:
-        async for _ in progress:
-            pass
-
-    task: asyncio.Task[object] = asyncio.create_task(drain())
-    board.background.add(task)
-    task.add_done_callback(board.background.discard)
-    return first
 
 
 async def show(board: Board, visit: Visit) -> Content:
@@ -110,7 +92,7 @@ async def resume(board: Board, visit: Visit) -> Response:
     """Continue a bulk operation that was stopped or interrupted."""
     bulk = await _read(board, visit)
     by, why = visit.access.person, visit.value("why")
-    await _begin(board, board.operations.resume_bulk(bulk.id, by=by, why=why))
+    await begin(board.operations.resume_bulk(bulk.id, by=by, why=why))
     return visit.redirect("Resumed.", "bulk", bulk.id)
 
 

@@ -138,27 +138,20 @@ async def _missing(board: Board, run_id: str) -> Content:
     return Content("run_missing.html", {"error": "not found", "run": run_id}, context, 404)
 
 
-async def download_value(board: Board, visit: Visit) -> Response:
-    """Return a payload, an output or the value of a step as a file."""
+async def download(board: Board, visit: Visit) -> Response:
+    """Return the input, the output or the value of a step as a file, or the run for an import."""
     insights, run_id = await insights_for(board, visit), visit.params["run"]
-    part = visit.query.get("part", "payload")
-    if part == "step":
+    part = visit.choice("part", ("payload", "output", "step"), "payload")
+    value: Any
+    if visit.path.endswith("/export"):
+        part, value = "run", to_json(await insights.export(run_id))
+    elif part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
     else:
         facts = await insights.run(run_id)
         value = facts.output if part == "output" else facts.payload
-    return _attachment(msgspec.json.encode(value), f"{part}.json")
-
-
-async def export_run(board: Board, visit: Visit) -> Response:
-    """Return the run as a file that can be imported elsewhere."""
-    bundle = await (await insights_for(board, visit)).export(visit.params["run"])
-    return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
-
-
-def _attachment(body: bytes, name: str) -> Response:
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(body, media_type="application/json", headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{part}.json"'}
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
 async def compare(insights: Insights, visit: Visit) -> Comparison | None:

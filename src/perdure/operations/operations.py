@@ -79,8 +79,8 @@ class Operations(ViewOperations):
 
         Without `older_than`, those that the policies of their workflows no longer keep, as workers
         do by themselves. With `dry_run` they are counted and nothing is deleted. `on_progress` is
-        called after each batch with the number of deleted runs, and how many there are, or `None`
-        if that is a lot.
+        called at first and after each batch with the number of deleted runs, and how many there
+        are, or `None` if that is a lot.
         """
         store = require_maintenance(self.store, "Operations.prune")
         act = self.act("prune", by, why, workflow or "")

@@ -195,7 +195,7 @@ class Bulk:
 
 
 _background: set[asyncio.Task[None]] = set()
-"""The operations that go on without a caller: the event loop itself keeps no task alive."""
+"""Operations that continue without a caller: the event loop itself keeps no task alive."""
 
 
 async def begin(progress: AsyncGenerator[BulkProgress]) -> BulkProgress | None:

@@ -107,9 +107,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("discovery",),
         ("connections", "output", "serving", "working"),
         ("description", "runs", "show", "watching", "other", "demo", "dev"),
-        ("changes", "dev_child"),
-        ("approvals", "fleet", "starting", "storage"),
-        ("schedules",),
+        ("approvals", "changes", "dev_child"),
+        ("fleet", "starting", "storage"),
         ("app",),
     ),
     "integrations": (
@@ -126,12 +125,13 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fastapi",),
     ),
     "operations": (
-        ("outcome",),
-        ("bulk", "changes", "forks"),
+        ("outcome", "verbs"),
+        ("bulk", "changes", "forks", "repairs"),
         ("starts",),
         ("copying", "runs"),
         ("approvals",),
         ("schedules",),
+        ("views",),
         ("operations",),
     ),
     "worker": (

@@ -45,6 +45,8 @@ PAGES = {
     "workers": "/workers",
     "worker": "/workers/packing-station-2",
     "acts": "/acts",
+    "views": "/views",
+    "do-save-view": "/views/save?query=" + quote("status:failed since:24h"),
     "compare": "/compare?a=order-1120&b=order-1121",
     "store": "/store",
     "bulk": "/bulk/all?verb=retry&q=" + quote("status:failed"),
@@ -63,7 +65,7 @@ EMPTY = (
         "schedules",
         "workers",
     ),
-    *("acts", "store"),
+    *("acts", "store", "views"),
 )
 """Pages that say what would be there when the store is empty."""
 LIVE = {

@@ -1,7 +1,9 @@
 """Every verb as an operator uses it, from the page of the run or step, with and without scripts."""
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,15 +11,16 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from perdure import Runtime, Step, workflow
-from perdure.dashboard.verbs import VERBS
-from perdure.insights import Insights
+from perdure.insights import Insights, to_json
 from perdure.insights.model import Act
 from perdure.operations import Operations
-from perdure.store import Store
+from perdure.operations.verbs import VERBS
+from perdure.store import Store, require_search
 from tests.browser.conftest import OpenPage
 from tests.browser.quiet import no_logs
 from tests.browser.serving import ServedDashboard
 from tests.servers.postgres import fresh_database
+from tests.unit.insights.runs import live_worker
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -138,6 +141,53 @@ async def test_verb(
     assert (act.verb, act.by, act.via, act.why) == (verb, "anonymous", "dashboard", WHY)
 
 
+FORMS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("start", "/workflows/delivery/start", {"Payload": '{"ends": "well"}'}),
+    ("pause_workflow", "/workflows/delivery/do/pause_workflow", {}),
+    ("unpause_workflow", "/workflows/delivery/do/unpause_workflow", {}),
+    ("pause_queue", "/queues/emails/do/pause_queue", {}),
+    ("unpause_queue", "/queues/emails/do/unpause_queue", {}),
+    ("set_limit", "/queues/emails/do/set_limit", {"Number": "2"}),
+    ("pause_schedule", "/schedules/daily/do/pause_schedule", {}),
+    ("unpause_schedule", "/schedules/daily/do/unpause_schedule", {}),
+    ("trigger_schedule", "/schedules/daily/do/trigger_schedule", {}),
+    ("backfill_schedule", "/schedules/daily/do/backfill_schedule", {"From": "2024-01-01T00:00"}),
+    ("delete_schedule", "/schedules/daily/do/delete_schedule", {}),
+    ("drain_worker", "/workers/w-1/do/drain_worker", {}),
+    ("save_view", "/views/save?query=status:failed", {"Name": "broken"}),
+    ("delete_view", "/views/broken/do/delete_view", {}),
+    ("import_run", "/store", {"Or its text": "{bundle}", "Another id": "imported"}),
+)
+
+
+async def prepare(store: Store) -> str:
+    """Create what the forms are about, and return a run as a file that can be imported."""
+    every = timedelta(days=300)
+    await Runtime(store, workflows=[delivery]).schedule("daily", delivery, {}, every=every)
+    await live_worker(require_search(store, "the test"), datetime.now(UTC))
+    await create(store, "exported", "waiting")
+    return json.dumps(to_json(await Insights(store).export("exported")))
+
+
+async def test_verbs_of_other_pages(served: ServedDashboard, open_page: OpenPage) -> None:
+    """The forms of workflows, queues, schedules, workers, views and the store, without scripts."""
+    bundle = await served.run(prepare)
+    page = await open_page(served.url, javascript=False)
+    for verb, path, fields in FORMS:
+        await page.goto(served.url + path)
+        button = page.get_by_role("button", name=VERBS[verb].title.removesuffix(" a run")).first
+        form = page.locator("form", has=button)
+        for label, value in {**fields, "Reason": WHY}.items():
+            await form.get_by_label(label).first.fill(value.replace("{bundle}", bundle))
+        await button.click()
+        await expect(page.get_by_role("status").filter(has_text=".").first).to_be_visible()
+        acts = (await served.run(lambda store: Insights(store).acts())).acts
+        recorded = {"delete_schedule": "delete", "import_run": "import"}.get(verb, verb)
+        recorded = recorded.removesuffix("_schedule") if "pause_sch" in verb else recorded
+        assert (acts[0].verb, acts[0].why) == (recorded, WHY)
+
+
 async def test_every_verb_has_a_case() -> None:
-    """Those of other pages than a run's are used by `test_browsing` and `test_fleet`."""
     assert {*CASES} == {verb.name for verb in VERBS.values() if verb.place == "runs"}
+    others = {verb.name for verb in VERBS.values() if verb.place != "runs"}
+    assert {verb for verb, _, _ in FORMS} == others

@@ -159,7 +159,7 @@ async def test_a_run_is_started_with_a_form(
     page = await open_page(f"{shop.url}/workflows/print-labels/start", javascript=javascript)
     await page.get_by_label("Payload").fill(json.dumps(7))
     await page.get_by_label("Id of the run").fill("labels-7")
-    await page.get_by_role("button", name="Start", exact=True).click()
+    await page.get_by_role("button", name="Start a run", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("labels-7")
     assert await shop.run(lambda store: count_of(store, "labels-7")) == 1
 

@@ -1,12 +1,12 @@
 """Events of a run: the event stream, and subscriptions to steps with the snapshot."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from perdure import Err, Ok, Retry, Step, Workflow, is_step_complete
+from perdure import Err, Ok, Retry, Step, Workflow, durable, is_step_complete
 from perdure.events import (
     Event,
     StepComplete,
@@ -16,6 +16,8 @@ from perdure.events import (
     WorkflowError,
     WorkflowSuccess,
 )
+from perdure.store import Entry, Verdict
+from perdure.stores import MemoryStore
 from perdure.testing import TestClock
 
 Body = Callable[[Step], Awaitable[Any]]
@@ -317,6 +319,29 @@ class TestStream:
         assert isinstance(success, WorkflowSuccess)
         assert success.duration.total_seconds() == 2
         assert success.at == clock.now()
+
+    async def test_the_duration_of_a_step_is_that_of_its_record(self) -> None:
+        """The time that the store takes to write it is not part of it."""
+        clock = TestClock()
+        events: list[Event] = []
+
+        class SlowStore(MemoryStore):
+            async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
+                await clock.sleep(5)
+                return await super().append(entries)
+
+        async def body(step: Step, deps: object) -> None:
+            await step("a", lambda: clock.sleep(2))
+
+        store = SlowStore(clock=clock)
+        running = asyncio.ensure_future(
+            durable.run(None, body, id="order-1", store=store, clock=clock, on_event=events.append)
+        )
+        for _ in range(20):
+            await clock.advance("1s")
+        await running
+        (complete,) = [event for event in events if isinstance(event, StepComplete)]
+        assert complete.duration.total_seconds() == 2
 
     async def test_failures_have_their_origin(self) -> None:
         """Returned or raised, with the error that the function sees."""

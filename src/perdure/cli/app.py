@@ -1,7 +1,7 @@
 """The command tree. A command's module is imported when the command is used."""
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import click
 
@@ -12,7 +12,7 @@ from perdure.errors import PerdureError
 
 
 class Entry(NamedTuple):
-    """Where a command is, and the first sentence of its help."""
+    """Where a command is, or the verb it is made of, and the first sentence of its help."""
 
     place: str
     summary: str
@@ -35,25 +35,23 @@ SECTIONS = {
     },
     "Change": {
         "start": Entry("starting:start", "Create a run, which a worker executes."),
-        "signal": Entry("changes:signal", "Send an event to a run."),
-        "approve": Entry("approvals:approve", "Approve what a run asks for."),
-        "reject": Entry("approvals:reject", "Reject what a run asks for."),
-        "answer": Entry("approvals:answer", "Answer a callback of a run."),
-        "cancel": Entry("changes:cancel", "Cancel runs."),
-        "retry": Entry(
-            "changes:retry", "Continue failed runs; the steps that ended them run again."
-        ),
-        "wake": Entry("changes:wake", "End a sleep now, or let a wait time out."),
-        "pause": Entry("changes:pause", "Hold runs: they begin no step until they are resumed."),
-        "resume": Entry("changes:resume", "Let paused runs continue."),
-        "complete-step": Entry("changes:complete_step", "Record a value for a step."),
-        "skip-step": Entry("changes:skip_step", "Record a step as completed with null."),
-        "fail-step": Entry("changes:fail_step", "Record a step as failed."),
-        "retry-step": Entry("changes:retry_step", "Let a failed step run again."),
-        "rewind": Entry("changes:rewind", "Let a step and all later ones run again."),
-        "fork": Entry("starting:fork", "Create a run with the records of another one."),
-        "edit-payload": Entry("changes:edit_payload", "Replace the input of a new run."),
-        "delete": Entry("changes:delete", "Delete runs and everything that belongs to them."),
+        "signal": Entry("verb:signal", "Send an event to a run."),
+        "approve": Entry("verb:approve", "Approve what a run asks for."),
+        "reject": Entry("verb:reject", "Reject what a run asks for."),
+        "answer": Entry("verb:answer", "Answer a callback of a run."),
+        "cancel": Entry("verb:cancel", "Cancel runs."),
+        "retry": Entry("verb:retry", "Continue failed runs; the steps that ended them run again."),
+        "wake": Entry("verb:wake", "End a sleep now, or let a wait time out."),
+        "pause": Entry("verb:pause", "Hold runs: they begin no step until they are resumed."),
+        "resume": Entry("verb:unpause", "Let paused runs continue."),
+        "complete-step": Entry("verb:complete_step", "Record a value for a step."),
+        "skip-step": Entry("verb:skip_step", "Record a step as completed with null."),
+        "fail-step": Entry("verb:fail_step", "Record a step as failed."),
+        "retry-step": Entry("verb:retry_step", "Let a failed step run again."),
+        "rewind": Entry("verb:rewind", "Let a step and all later ones run again."),
+        "fork": Entry("verb:fork", "Create a run with the records of another one."),
+        "edit-payload": Entry("verb:edit_payload", "Replace the input of a new run."),
+        "delete": Entry("verb:delete", "Delete runs and everything that belongs to them."),
         "import": Entry("starting:import_run", "Create a run from an exported bundle."),
     },
     "Run": {
@@ -65,8 +63,9 @@ SECTIONS = {
     "Fleet": {
         "workflows": Entry("fleet:workflows", "List, show, pause and resume workflows."),
         "queues": Entry("fleet:queues", "List, show, pause and resume queues, and change limits."),
-        "schedules": Entry("schedules:schedules", "List, show and change schedules."),
+        "schedules": Entry("fleet:schedules", "List, show and change schedules."),
         "workers": Entry("fleet:workers", "List, show and drain workers."),
+        "views": Entry("fleet:views", "List, save and delete queries for everyone."),
         "bulk": Entry("fleet:bulk", "List, show, stop and resume bulk operations."),
     },
     "Store": {
@@ -116,8 +115,9 @@ class Root(click.Group):
 def load(entry: Entry) -> click.Command:
     """Import a command."""
     module, _, name = entry.place.partition(":")
-    found: click.Command = getattr(import_module(f"perdure.cli.{module}"), name)
-    return found
+    if module == "verb":
+        return cast(click.Command, import_module("perdure.cli.changes").verb_command(name))
+    return cast(click.Command, getattr(import_module(f"perdure.cli.{module}"), name))
 
 
 @click.group(

@@ -1,12 +1,14 @@
-"""Commands that change runs: one verb for ids, for ids from stdin, or for all runs of a query."""
+"""Commands that change runs, schedules, queues and so on: each is made of a verb of the table.
+
+A verb for runs takes ids, ids from stdin, or all runs of a query.
+"""
 
 import asyncio
-import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import click
 from msgspec import convert
@@ -16,18 +18,17 @@ from perdure.cli.context import Command, Settings, command, message, option
 from perdure.cli.failures import REFUSED, USAGE, Failure, exit_code
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output, progress
-from perdure.cli.payloads import parse_json, parse_payload, parse_rate
+from perdure.cli.payloads import parse_options, parse_payload, parse_rate
 from perdure.cli.runs import PAGE, print_runs
+from perdure.clock import SystemClock
 from perdure.errors import PerdureError, StoreError
 from perdure.insights import Insights
 from perdure.insights.model import BulkProgress
 from perdure.insights.words import count_words
 from perdure.operations import Operations, Outcome
 from perdure.operations.bulk import BulkVerb
-from perdure.runtime.requests import Verb
-
-Reader: TypeAlias = Callable[..., dict[str, Any]]
-"""Turns the words after an id, and the options of a command, into arguments of its verb."""
+from perdure.operations.verbs import VERBS, Field, Verb, parse_json, read_arguments
+from perdure.runtime import requests
 
 WHY = option("--why", default="", metavar="TEXT", help="The reason, which is recorded.")
 WHY_REQUIRED = option("--why", required=True, metavar="TEXT", help="The reason, which is recorded.")
@@ -51,76 +52,118 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A verb with its arguments, and how it is called when it is done."""
+    """A verb with its arguments."""
 
-    verb: str
-    done: str
+    verb: Verb
     arguments: dict[str, Any]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class BulkOptions:
-    """The options of a change with `--where`."""
+    """The options of a verb for many runs."""
 
-    dry_run: bool
-    rate: str | None
-    limit: int
-    every: bool
-    yes: bool
+    where: str | None = None
+    dry_run: bool = False
+    rate: str | None = None
+    limit: int = 1000
+    every: bool = False
+    yes: bool = False
 
 
-def change(
-    done: str, usage: str = "", *, verb: str = "", needs_why: bool = False
-) -> Callable[[Reader], Command]:
-    """Make a command of a function that reads the words after the id, which `usage` names."""
+def verb_command(name: str) -> Command:
+    """Return the command of a verb."""
+    verb = VERBS[name]
+    # The name of something new is the first word, as that of something which exists.
+    fields = verb.fields if verb.has_target else verb.fields[1:]
+    arguments = [field for field in fields if field.is_argument]
 
-    def decorate(read: Reader) -> Command:
-        async def run(
-            settings: Settings,
-            words: tuple[str, ...],
-            where: str | None,
-            why: str,
-            **options: Any,
-        ) -> None:
-            bulk = BulkOptions(**{name: options.pop(name) for name in BulkOptions.__slots__})
-            ids, rest = _split(words, where, has_arguments=bool(usage))
-            arguments = _arguments(read, rest, options)
-            intended = Change(verb or read.__name__, done, arguments, why)
-            async with operations(settings) as act:
-                if where is None:
-                    await _change_each(settings, act, intended, ids, dry_run=bulk.dry_run)
-                else:
-                    await _change_all(settings, act, intended, where, bulk)
+    async def run(settings: Settings, words: tuple[str, ...], why: str, **options: Any) -> None:
+        names = BulkOptions.__slots__
+        bulk = BulkOptions(**{each: options.pop(each) for each in names if each in options})
+        ids, rest = _split(words, bulk.where, one=bool(arguments) or not verb.done)
+        change = Change(verb, _read(fields, arguments, rest, options), why)
+        async with operations(settings) as act:
+            if bulk.where is None:
+                await _change_each(settings, act, change, ids, dry_run=bulk.dry_run)
+            else:
+                await _change_all(settings, act, change, bulk.where, bulk)
 
-        run.__name__, run.__doc__ = read.__name__, read.__doc__
-        run.__dict__.update(read.__dict__)
-        for each in (*reversed(_OPTIONS), WHY_REQUIRED if needs_why else WHY):
-            run = each(run)
-        metavar = f"ID {usage}" if usage else "ID..."
-        return command(click.argument("words", nargs=-1, metavar=metavar)(run))
+    run.__name__, run.__doc__ = verb.command.rpartition(" ")[2], verb.help
+    options = [_option(field) for field in fields if not field.is_argument]
+    for each in (
+        *reversed(_OPTIONS if verb.done else ()),
+        WHY_REQUIRED if verb.needs_why else WHY,
+        *reversed(options),
+    ):
+        run = each(run)
+    return command(click.argument("words", nargs=-1, metavar=_usage(verb, arguments))(run))
 
-    return decorate
+
+def _usage(verb: Verb, arguments: Sequence[Field]) -> str:
+    name = "NAME" if verb.place not in ("runs", "workers") else "ID"
+    many = "..." if verb.done and not arguments else ""
+    return " ".join([name + many, *map(_metavar, arguments)])
+
+
+def _metavar(field: Field) -> str:
+    name = field.name.upper() if field.kind != "key" else "STEP"
+    return (name if field.required else f"[{name}]") + ("..." if field.name == "payload" else "")
+
+
+def _option(field: Field) -> Any:
+    name = field.option or f"--{field.name.replace('_', '-')}"
+    if field.kind == "flag":
+        return option(f"{name}/--no-{field.name}", field.name, default=True, help=field.help)
+    if field.choices:
+        kind = click.Choice(field.choices)
+        return option(name, field.name, type=kind, default=field.default, help=field.help)
+    if field.kind == "values":
+        return option(name, field.name, multiple=True, metavar="STEP=JSON", help=field.help)
+    metavar = {"json": "JSON", "key": "STEP", "number": "N"}.get(field.kind, "NAME")
+    return option(name, field.name, metavar=metavar, help=field.help)
 
 
 def _split(
-    words: tuple[str, ...], where: str | None, *, has_arguments: bool
+    words: tuple[str, ...], where: str | None, *, one: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the ids and the words after them."""
-    ids, rest = (words[:1], words[1:]) if has_arguments else (words, ())
-    if where is not None:
-        ids, rest = ((), words) if has_arguments else (words, ())
+    count = 0 if where is not None and one else 1 if one else len(words)
+    ids, rest = words[:count], words[count:]
     if bool(ids) == (where is not None):
         raise click.UsageError("pass either ids, or - to read them from stdin, or --where QUERY")
     return ids, rest
 
 
-def _arguments(read: Reader, rest: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        inspect.signature(read).bind(*rest, **options)
-    except TypeError as error:
-        raise click.UsageError(f"wrong number of arguments ({error})") from error
-    return read(*rest, **options)
+def _read(
+    fields: Sequence[Field],
+    arguments: Sequence[Field],
+    words: tuple[str, ...],
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of a verb from the words after the id, and from options."""
+    texts: dict[str, str] = {}
+    given: dict[str, Any] = {}
+    for field in arguments:
+        if field.name == "payload" and (words or not field.required):
+            given[field.name], words = parse_payload(words), ()
+        elif words:
+            texts[field.name], words = words[0], words[1:]
+        elif field.required:
+            raise click.UsageError(f"{_metavar(field)} is missing")
+    if words:
+        raise click.UsageError(f"there are too many arguments: {' '.join(words)}")
+    for field in fields:
+        value = options.get(field.name)
+        if field.kind == "flag" and value is not None:
+            texts[field.name] = "yes" if value else "no"
+        elif field.kind == "values" and value:
+            pairs = parse_options(value, "--value")
+            given[field.name] = {step: parse_json(text, step) for step, text in pairs.items()}
+        elif isinstance(value, str):
+            texts[field.name] = value
+    rest = [field for field in fields if field.name not in given]
+    return read_arguments(rest, texts, SystemClock().now()) | given
 
 
 def _each_id(ids: tuple[str, ...]) -> Iterator[str]:
@@ -143,7 +186,7 @@ async def _change_each(
                 sentence = await _preview(act, change, run_id)
                 output.answer({"sentence": sentence}, partial(_sentence, sentence), [run_id])
                 continue
-            verb = getattr(act, change.verb)
+            verb = getattr(act, change.verb.name)
             outcome = await verb(run_id, **change.arguments, by=settings.by, why=change.why)
         except PerdureError as error:
             if is_single or isinstance(error, StoreError):
@@ -163,13 +206,14 @@ async def _change_each(
 
 
 async def _preview(act: Operations, change: Change, run_id: str) -> str:
-    if change.verb == "delete":
+    if change.verb.name == "delete":
         run = (await Insights(act.store).run(run_id)).run
         return f"{run_id}: {count_words(run.steps, 'record')} would be deleted."
     names, values = ("step", "at", "event", "wait"), ("value", "error", "payload")
     target = next((change.arguments[name] for name in names if name in change.arguments), None)
     value = next((change.arguments[name] for name in values if name in change.arguments), None)
-    preview = await act.preview(run_id, cast(Verb, change.verb), target, value)
+    verb = cast(requests.Verb, change.verb.name)
+    preview = await act.preview(run_id, verb, target, value)
     return f"{run_id}: {preview.sentence or 'no record would be dropped.'}"
 
 
@@ -198,14 +242,14 @@ async def _change_all(
     _confirm(change, matched.count, yes=bulk.yes)
     steps = act.bulk(
         where,
-        cast(BulkVerb, change.verb),
+        cast(BulkVerb, change.verb.name),
         rate=rate,
         limit=limit,
         by=settings.by,
         why=change.why,
         **change.arguments,
     )
-    await follow(settings, steps, change.done)
+    await follow(settings, steps, change.verb.done)
 
 
 def _matches(count: int) -> str:
@@ -213,7 +257,7 @@ def _matches(count: int) -> str:
 
 
 def _confirm(change: Change, count: int, *, yes: bool) -> None:
-    verb = change.verb.replace("_", " ").capitalize()
+    verb = change.verb.command.replace("-", " ").capitalize()
     question = f"{_matches(count)}. {verb} {'it' if count == 1 else 'them'}?"
     if yes:
         return
@@ -248,88 +292,3 @@ def _finish(settings: Settings, last: BulkProgress, done: str) -> None:
         message(settings, printable(reason))
     if last.refused:
         raise click.exceptions.Exit(REFUSED)
-
-
-@change("cancelled")
-@option("--no-undo", is_flag=True, help="Do not undo steps; end a rollback that has begun.")
-def cancel(no_undo: bool) -> dict[str, Any]:
-    """Cancel runs; steps that can be undone are undone first."""
-    return {"undo": not no_undo}
-
-
-@change("retried")
-def retry() -> dict[str, Any]:
-    """Continue failed runs; the steps that ended them run again."""
-    return {}
-
-
-@change("woken")
-@option("--wait", metavar="NAME", help="The sleep or wait to end, if there are several.")
-def wake(wait: str | None) -> dict[str, Any]:
-    """End a sleep now, or let a wait time out."""
-    return {"wait": wait}
-
-
-@change("paused")
-def pause() -> dict[str, Any]:
-    """Hold runs: they begin no step until they are resumed."""
-    return {}
-
-
-@change("resumed", verb="unpause")
-def resume() -> dict[str, Any]:
-    """Let paused runs continue."""
-    return {}
-
-
-@change("signalled", "EVENT [PAYLOAD]...")
-@option("--dedup-id", metavar="ID", help="A second signal with this id is ignored.")
-def signal(event: str, *payload: str, dedup_id: str | None) -> dict[str, Any]:
-    """Send an event to a run.
-
-    The payload is JSON, or pairs: by=ana count:=3.
-    """
-    arguments = {"event": event, "payload": parse_payload(payload)}
-    return arguments if dedup_id is None else {**arguments, "dedup_id": dedup_id}
-
-
-@change("completed", "STEP VALUE", needs_why=True)
-def complete_step(step: str, value: str) -> dict[str, Any]:
-    """Record a value for a step: JSON, such as '"parcel 7"'."""
-    return {"step": step, "value": parse_json(value, "VALUE")}
-
-
-@change("skipped", "STEP", needs_why=True)
-def skip_step(step: str) -> dict[str, Any]:
-    """Record a step as completed with null."""
-    return {"step": step}
-
-
-@change("failed", "STEP ERROR", needs_why=True)
-def fail_step(step: str, error: str) -> dict[str, Any]:
-    """Record a step as failed with a message, which the function sees as an exception."""
-    return {"step": step, "error": error}
-
-
-@change("retried", "STEP", needs_why=True)
-def retry_step(step: str) -> dict[str, Any]:
-    """Let a failed step run again: its record is dropped."""
-    return {"step": step}
-
-
-@change("rewound", "STEP", needs_why=True)
-def rewind(step: str) -> dict[str, Any]:
-    """Let a step and all later ones run again: their records are dropped."""
-    return {"at": step}
-
-
-@change("edited", "PAYLOAD...", needs_why=True)
-def edit_payload(*payload: str) -> dict[str, Any]:
-    """Replace the input of a new run: one that has no records yet."""
-    return {"payload": parse_payload(payload)}
-
-
-@change("deleted", needs_why=True)
-def delete() -> dict[str, Any]:
-    """Delete runs and everything that belongs to them."""
-    return {}

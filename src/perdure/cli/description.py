@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, duration
+from perdure.cli.output import Output
 from perdure.insights.model import Percentiles, Tally
-from perdure.insights.words import tally_words
+from perdure.insights.words import duration, tally_words
 
 
 def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:

@@ -15,11 +15,12 @@ from perdure.cli.context import Settings, command, option, show_log
 from perdure.cli.dev import GRACE
 from perdure.cli.discovery import opened_app
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, duration
+from perdure.cli.output import Output
 from perdure.cli.serving import dashboard_of
 from perdure.cli.working import make_worker
 from perdure.clock import SystemClock
 from perdure.insights import Insights
+from perdure.insights.words import duration
 from perdure.result import Err
 from perdure.store import capabilities
 from perdure.worker import Worker

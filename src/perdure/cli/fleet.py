@@ -1,44 +1,70 @@
-"""Commands about workflows, queues, workers and bulk operations."""
+"""Commands about workflows, queues, schedules, workers, bulk operations and saved views."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import Any, TypeAlias
 
 import click
 
-from perdure.cli.changes import WHY, follow, print_outcome
+from perdure.cli.changes import WHY, follow, verb_command
 from perdure.cli.connections import insights, operations
-from perdure.cli.context import Settings, command, group, option
+from perdure.cli.context import Command, Settings, command, group
 from perdure.cli.description import describe
 from perdure.cli.failures import NOT_FOUND, Failure
-from perdure.cli.output import Column, Output, duration
+from perdure.cli.output import Column, Output
 from perdure.insights.model import (
     BulkProgress,
     LimitRow,
     QueueRow,
+    SavedView,
+    ScheduleRow,
     Tally,
     WorkerRow,
     WorkflowRow,
 )
-from perdure.insights.words import tally_words
-from perdure.limits import LimitOf
+from perdure.insights.words import duration, tally_words
 
 COUNTED = ("queued", "running", "suspended", "waiting", "failed", "completed")
 
+Columns: TypeAlias = Callable[[Output], list[Column[Any]]]
 
-@command
-async def list_workflows(settings: Settings) -> None:
-    """List the workflows that have runs, or that a worker knows."""
-    async with insights(settings) as ask:
-        answer = await ask.workflows()
-    columns: list[Column[WorkflowRow]] = [
+
+def listing(question: str, help: str, columns: Columns, key: str = "name") -> Command:
+    """Return the command that lists what a method of `Insights` answers."""
+
+    async def run(settings: Settings) -> None:
+        async with insights(settings) as ask:
+            answer = await getattr(ask, question)()
+        output = Output(settings)
+        output.rows(answer, answer, columns(output), (getattr(row, key) for row in answer))
+
+    run.__name__, run.__doc__ = "list", help
+    return command(run)
+
+
+def showing(question: str, help: str, noun: str = "", metavar: str = "NAME") -> Command:
+    """Return the command that prints one of them, or ends with the code for what does not exist."""
+
+    async def run(settings: Settings, name: str) -> None:
+        async with insights(settings) as ask:
+            answer = await getattr(ask, question)(name)
+        if answer is None:
+            raise Failure(f"there is no {noun or question} {name!r}", NOT_FOUND)
+        output = Output(settings)
+        output.answer(answer, lambda: describe(output, answer), [name])
+
+    run.__name__, run.__doc__ = "show", help
+    return command(click.argument("name", metavar=metavar)(run))
+
+
+def _workflow_columns(output: Output) -> list[Column[WorkflowRow]]:
+    return [
         Column("WORKFLOW", lambda row: row.name),
         *(Column(status.upper(), partial(_count, status)) for status in COUNTED),
         Column("P95", _p95),
         Column("WORKERS", lambda row: f"{len(row.workers):,}"),
         Column("STATE", _state),
     ]
-    Output(settings).rows(answer, answer, columns, (row.name for row in answer))
 
 
 def _count(status: str, row: WorkflowRow) -> str:
@@ -54,49 +80,8 @@ def _state(row: WorkflowRow | QueueRow) -> str:
     return f"paused {row.paused_reason}".strip() if row.paused else ""
 
 
-def show_answer(settings: Settings, answer: object | None, name: str, id: str) -> None:
-    """Print what was asked for, or end with the code for what does not exist."""
-    if answer is None:
-        raise Failure(f"there is no {name}", NOT_FOUND)
-    output = Output(settings)
-    output.answer(answer, lambda: describe(output, answer), [id])
-
-
-@command
-@click.argument("name")
-async def show_workflow(settings: Settings, name: str) -> None:
-    """Show one workflow: versions, workers, durations of its steps."""
-    async with insights(settings) as ask:
-        show_answer(settings, await ask.workflow(name), f"workflow {name!r}", name)
-
-
-@command
-@click.argument("name")
-@WHY
-async def pause_workflow(settings: Settings, name: str, why: str) -> None:
-    """Stop workers from continuing runs of a workflow; it takes effect within 10 seconds."""
-    async with operations(settings) as act:
-        outcome = await act.pause_workflow(name, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-@click.argument("name")
-@WHY
-async def resume_workflow(settings: Settings, name: str, why: str) -> None:
-    """Let workers continue runs of a workflow again."""
-    async with operations(settings) as act:
-        outcome = await act.unpause_workflow(name, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-async def list_queues(settings: Settings) -> None:
-    """List the queues with due or running runs."""
-    async with insights(settings) as ask:
-        answer = await ask.queues()
-    output = Output(settings)
-    columns: list[Column[QueueRow]] = [
+def _queue_columns(output: Output) -> list[Column[QueueRow]]:
+    return [
         Column("QUEUE", lambda row: row.name or "(none)"),
         Column("DUE", lambda row: tally_words(Tally(row.due, row.capped))),
         Column("RUNNING", lambda row: f"{row.leased:,}"),
@@ -104,7 +89,6 @@ async def list_queues(settings: Settings) -> None:
         Column("LIMITS", lambda row: ", ".join(map(_limit, row.limits))),
         Column("STATE", _state),
     ]
-    output.rows(answer, answer, columns, (row.name for row in answer))
 
 
 def _limit(row: LimitRow) -> str:
@@ -114,115 +98,65 @@ def _limit(row: LimitRow) -> str:
     return f"{row.of} {used}{per}"
 
 
-@command
-@click.argument("name")
-async def show_queue(settings: Settings, name: str) -> None:
-    """Show one queue: its limits, and the keys with due or running runs."""
-    async with insights(settings) as ask:
-        show_answer(
-            settings, await ask.queue(name), f"queue {name!r} with due or running runs", name
-        )
-
-
-@command
-@click.argument("name")
-@WHY
-async def pause_queue(settings: Settings, name: str, why: str) -> None:
-    """Stop workers from claiming runs of a queue; it takes effect within 10 seconds."""
-    async with operations(settings) as act:
-        outcome = await act.pause_queue(name, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-@click.argument("name")
-@WHY
-async def resume_queue(settings: Settings, name: str, why: str) -> None:
-    """Let workers claim runs of a queue again."""
-    async with operations(settings) as act:
-        outcome = await act.unpause_queue(name, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-@click.argument("name")
-@click.argument("n", required=False, type=click.IntRange(1))
-@option(
-    "--of", type=click.Choice(get_args(LimitOf)), default="concurrency", help="What is limited."
-)
-@WHY
-async def limit_queue(settings: Settings, name: str, n: int | None, of: LimitOf, why: str) -> None:
-    """Override a limit; without N, return to the declared one.
-
-    It takes effect within 10 seconds. With --of steps, NAME is that of a Limit.
-    """
-    async with operations(settings) as act:
-        outcome = await act.set_limit(name, n, of=of, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-async def list_limits(settings: Settings) -> None:
-    """List the limits of queues and steps that live workers declare."""
-    async with insights(settings) as ask:
-        answer = await ask.limits()
-    columns: list[Column[LimitRow]] = [
+def _limit_columns(output: Output) -> list[Column[LimitRow]]:
+    return [
         Column("NAME", lambda row: row.name),
         Column("LIMIT", _limit),
         Column("DECLARED", lambda row: f"{row.declared:,}"),
     ]
-    Output(settings).rows(answer, answer, columns, (row.name for row in answer))
 
 
-@command
-async def list_workers(settings: Settings) -> None:
-    """List the workers that are alive, and those lost within a day."""
-    async with insights(settings) as ask:
-        answer = await ask.workers()
-    output = Output(settings)
-    columns: list[Column[WorkerRow]] = [
+def _schedule_columns(output: Output) -> list[Column[ScheduleRow]]:
+    return [
+        Column("SCHEDULE", lambda row: row.name),
+        Column("WORKFLOW", lambda row: row.workflow),
+        Column("EVERY", lambda row: f"{row.every} {row.tz}".rstrip()),
+        Column("NEXT", lambda row: output.time(next(iter(row.next_times), None))),
+        Column("LAST", lambda row: output.time(row.last_at)),
+        Column("OPEN", lambda row: f"{len(row.open):,}"),
+        Column("MISSED", lambda row: f"{row.missed:,}", is_minor=True),
+        Column("SKIPPED", lambda row: f"{row.skipped:,}", is_minor=True),
+        Column("STATE", _schedule_state),
+    ]
+
+
+def _schedule_state(row: ScheduleRow) -> str:
+    if row.status == "paused":
+        return f"paused {row.reason}".strip()
+    return "" if row.next_times else "ended"
+
+
+def _worker_columns(output: Output) -> list[Column[WorkerRow]]:
+    return [
         Column("WORKER", lambda row: row.id),
         Column("STATE", lambda row: row.state),
         Column("HOST", lambda row: f"{row.host}:{row.pid}"),
         Column("SLOTS", lambda row: f"{row.running:,}/{row.slots:,}"),
         Column("STARTED", lambda row: output.time(row.started_at)),
         Column("SEEN", lambda row: output.time(row.seen_at)),
-        Column("WORKFLOWS", lambda row: ", ".join(_versions(row))),
+        Column("WORKFLOWS", _versions),
     ]
-    output.rows(answer, answer, columns, (row.id for row in answer))
 
 
-def _versions(worker: WorkerRow) -> Iterator[str]:
-    for each in worker.workflows:
-        last = "" if each.first == each.last else f"–{each.last}"
-        yield f"{each.workflow} v{each.first}{last}"
+def _versions(worker: WorkerRow) -> str:
+    known = (
+        f"{each.workflow} v{each.first}{'' if each.first == each.last else f'–{each.last}'}"
+        for each in worker.workflows
+    )
+    return ", ".join(known)
 
 
-@command
-@click.argument("worker_id", metavar="ID")
-async def show_worker(settings: Settings, worker_id: str) -> None:
-    """Show one worker and the steps it is executing, the longest first."""
-    async with insights(settings) as ask:
-        show_answer(settings, await ask.worker(worker_id), f"worker {worker_id!r}", worker_id)
+def _view_columns(output: Output) -> list[Column[SavedView]]:
+    return [
+        Column("VIEW", lambda row: row.name),
+        Column("QUERY", lambda row: row.query),
+        Column("BY", lambda row: row.by),
+        Column("SAVED", lambda row: output.time(row.at)),
+    ]
 
 
-@command
-@click.argument("worker_id", metavar="ID")
-@WHY
-async def drain_worker(settings: Settings, worker_id: str, why: str) -> None:
-    """Let a worker finish its runs and stop; it takes effect within 10 seconds."""
-    async with operations(settings) as act:
-        outcome = await act.drain_worker(worker_id, by=settings.by, why=why)
-    print_outcome(Output(settings), outcome)
-
-
-@command
-async def list_bulks(settings: Settings) -> None:
-    """List the bulk operations."""
-    async with insights(settings) as ask:
-        answer = await ask.bulks()
-    output = Output(settings)
-    columns: list[Column[BulkProgress]] = [
+def _bulk_columns(output: Output) -> list[Column[BulkProgress]]:
+    return [
         Column("ID", lambda row: row.id),
         Column("VERB", lambda row: row.verb),
         Column("QUERY", lambda row: row.query),
@@ -232,15 +166,6 @@ async def list_bulks(settings: Settings) -> None:
         Column("BY", lambda row: row.by),
         Column("BEGAN", lambda row: output.time(row.began_at)),
     ]
-    output.rows(answer, answer, columns, (row.id for row in answer))
-
-
-@command
-@click.argument("bulk_id", metavar="ID")
-async def show_bulk(settings: Settings, bulk_id: str) -> None:
-    """Show the progress of a bulk operation."""
-    async with insights(settings) as ask:
-        show_answer(settings, await ask.bulk(bulk_id), f"bulk operation {bulk_id!r}", bulk_id)
 
 
 @command
@@ -263,27 +188,59 @@ async def resume_bulk(settings: Settings, bulk_id: str, why: str) -> None:
 
 workflows = group(
     "List, show, pause and resume workflows.",
-    list=list_workflows,
-    show=show_workflow,
-    pause=pause_workflow,
-    resume=resume_workflow,
+    list=listing(
+        "workflows", "List the workflows that have runs, or that a worker knows.", _workflow_columns
+    ),
+    show=showing("workflow", "Show one workflow: versions, workers, durations of its steps."),
+    pause=verb_command("pause_workflow"),
+    resume=verb_command("unpause_workflow"),
 )
 queues = group(
     "List, show, pause and resume queues, and change limits.",
-    list=list_queues,
-    show=show_queue,
-    pause=pause_queue,
-    resume=resume_queue,
-    limit=limit_queue,
-    limits=list_limits,
+    list=listing("queues", "List the queues with due or running runs.", _queue_columns),
+    show=showing("queue", "Show one queue: its limits, and the keys with due or running runs."),
+    pause=verb_command("pause_queue"),
+    resume=verb_command("unpause_queue"),
+    limit=verb_command("set_limit"),
+    limits=listing(
+        "limits", "List the limits of queues and steps that live workers declare.", _limit_columns
+    ),
+)
+schedules = group(
+    "List, show and change schedules.",
+    list=listing(
+        "schedules", "List the schedules with their next and last times.", _schedule_columns
+    ),
+    show=showing("schedule", "Show one schedule: its options, its next times and its open runs."),
+    pause=verb_command("pause_schedule"),
+    resume=verb_command("unpause_schedule"),
+    trigger=verb_command("trigger_schedule"),
+    backfill=verb_command("backfill_schedule"),
+    delete=verb_command("delete_schedule"),
+)
+views = group(
+    "List, save and delete queries for everyone.",
+    list=listing("views", "List the saved queries; view:NAME stands for one.", _view_columns),
+    save=verb_command("save_view"),
+    delete=verb_command("delete_view"),
 )
 workers = group(
-    "List, show and drain workers.", list=list_workers, show=show_worker, drain=drain_worker
+    "List, show and drain workers.",
+    list=listing(
+        "workers",
+        "List the workers that are alive, and those lost within a day.",
+        _worker_columns,
+        "id",
+    ),
+    show=showing(
+        "worker", "Show one worker and the steps it is executing, the longest first.", metavar="ID"
+    ),
+    drain=verb_command("drain_worker"),
 )
 bulk = group(
     "List, show, stop and resume bulk operations.",
-    list=list_bulks,
-    show=show_bulk,
+    list=listing("bulks", "List the bulk operations.", _bulk_columns, "id"),
+    show=showing("bulk", "Show the progress of a bulk operation.", "bulk operation", "ID"),
     stop=stop_bulk,
     resume=resume_bulk,
 )

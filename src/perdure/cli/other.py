@@ -5,22 +5,44 @@ import platform
 import click
 from click.shell_completion import get_completion_class
 
-from perdure.cli.connections import insights
-from perdure.cli.context import Settings, command
+from perdure.cli.connections import insights, operations
+from perdure.cli.context import Settings, command, message, option
 from perdure.cli.failures import FAILED, Failure
-from perdure.cli.output import print_findings
+from perdure.cli.output import print_findings, progress
+from perdure.insights.model import Finding
 from perdure.version import __version__
+
+EXAMINED = 1000
+"""How many runs are examined for acts that the audit trail lacks, unless all are."""
 
 
 @command
-async def doctor(settings: Settings) -> None:
+@option("--fix", is_flag=True, help="Restore entries of the audit trail that a crash has lost.")
+async def doctor(settings: Settings, fix: bool) -> None:
     """Look for problems and say how to fix them.
 
-    It prints nothing and exits with 0 if there are none.
+    It prints nothing and exits with 0 if there are none. Of the audit trail, the runs that changed
+    last are examined; with --fix all are.
     """
     async with insights(settings) as ask:
-        findings = await ask.check()
+        findings = [*await ask.check()]
+    if not any(each.code == "store" for each in findings):
+        findings += await _missing_acts(settings, fix=fix)
     print_findings(settings, findings)
+
+
+async def _missing_acts(settings: Settings, *, fix: bool) -> list[Finding]:
+    """Look for acts that the audit trail lacks; with `fix`, restore them."""
+    limit = None if fix else EXAMINED
+    async with operations(settings) as act:
+        with progress("Examining runs") as show:
+            count = await act.restore_acts(limit=limit, dry_run=not fix, on_progress=show)
+    entries = f"{count:,} {'entry' if count == 1 else 'entries'} of the audit trail"
+    if fix and count:
+        message(settings, f"{entries} restored.")
+    if fix or not count:
+        return []
+    return [Finding("acts", f"{entries} missing after a crash.", "perdure doctor --fix")]
 
 
 @click.command()

@@ -150,13 +150,6 @@ def styled_status(output: Output, status: str) -> str:
     return click.style(output.status(status), fg=_MARKS.get(status, ("", None))[1] or None)
 
 
-def duration(value: timedelta) -> str:
-    """Return a duration as `duration_words` does, to a tenth of a second if it is short."""
-    seconds = value.total_seconds()
-    exact = f"{seconds:.1f}".removesuffix(".0") + " s"
-    return exact if 1 <= seconds < 59.95 else duration_words(value)
-
-
 def _print_ids(ids: Iterable[str]) -> None:
     for run_id in ids:
         click.echo(printable(run_id))

@@ -1,22 +1,14 @@
 """Values that are passed as arguments: JSON, or `key=text key:=json` pairs."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from perdure.operations.verbs import parse_json
+
 _PAIR = re.compile(r"([A-Za-z_][\w.-]*)(:=|=)(.*)", re.DOTALL)
-
-
-def parse_json(text: str, name: str) -> Any:
-    """Return the value of a JSON argument."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        hint = f"write a string as '\"{text}\"'" if re.fullmatch(r"[\w .-]+", text) else str(error)
-        raise click.UsageError(f"{name} is not JSON: {hint}") from error
 
 
 def parse_payload(arguments: Sequence[str]) -> Any:
@@ -38,7 +30,7 @@ def parse_payload(arguments: Sequence[str]) -> Any:
     return payload
 
 
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
+def parse_options(pairs: Sequence[str], option: str) -> dict[str, str]:
     """Return what `name=value` options name."""
     found: dict[str, str] = {}
     for pair in pairs:

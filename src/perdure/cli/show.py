@@ -4,16 +4,14 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command, message, option
 from perdure.cli.formatting import printable, shorten
-from perdure.cli.output import Output, duration, styled_status
+from perdure.cli.output import Output, styled_status
 from perdure.insights.model import (
     ErrorFacts,
     RunFacts,
@@ -24,12 +22,14 @@ from perdure.insights.model import (
     WaitFacts,
 )
 from perdure.insights.terms import Term
-from perdure.insights.words import count_words, tally_words
+from perdure.insights.timeline import Bar, draw
+from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot.labels import label_of
 
 MOST_STEPS = 200
 NARROWEST_BAR = 12
 _CHILDREN = 5
+_STATUSES = {"ok": "completed", "failed": "failed", "wait": "suspended", "open": "running"}
 
 
 @command
@@ -146,79 +146,53 @@ def _wait(output: Output, wait: WaitFacts) -> str:
             return printable(f'attempt {wait.attempt} of "{wait.id}"{until.replace("until", "at")}')
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the timeline; without an `end` the step is still running."""
+class Row(NamedTuple):
+    """One line of the timeline."""
 
     mark: str
     name: str
     length: str
     detail: str
-    begin: datetime | None
-    end: datetime | None
-    is_wait: bool = False
+    bar: Bar
 
 
-def _row(output: Output, step: StepRow) -> Row:
-    is_wait = step.kind in ("sleep", "event", "wait", "approval", "callback")
-    status = "failed" if not step.ok else "suspended" if is_wait else "completed"
+def _row(output: Output, bar: Bar) -> Row:
+    name, step = label_of(bar.key), bar.step
+    if step is None:
+        detail, length = f"attempt {bar.attempts} on {bar.worker}", duration(output.now - bar.since)
+        return Row(output.mark("running"), name, length, detail, bar)
     attempts = count_words(step.attempts, "attempt") if step.attempts > 1 else ""
     by = f"by {step.by}" if step.by else ""
     detail = "  ".join(filter(None, (attempts, by, step.error if not step.ok else step.value)))
     length = "" if step.duration is None else duration(step.duration)
-    mark = output.mark(status)
-    name = label_of(step.key)
-    return Row(mark, name, length, detail, step.started_at, step.ended_at, is_wait)
-
-
-def _rows(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[Row]:
-    for step in steps:
-        yield _row(output, step)
-    for flight in facts.in_flight:
-        attempt = f"attempt {flight.attempt} on {flight.worker}"
-        length = duration(output.now - flight.since)
-        name = label_of(flight.key)
-        yield Row(output.mark("running"), name, length, attempt, flight.since, output.now)
+    return Row(output.mark(_STATUSES[bar.look]), name, length, detail, bar)
 
 
 def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[str]:
-    rows = list(_rows(output, facts, steps))
+    """Yield a line for each record and each step in flight; waits have lines of their own."""
+    picture = draw(facts, steps, is_last=True, now=output.now)
+    rows = [_row(output, bar) for bar in picture.bars if bar.step or bar.look == "open"]
     if not rows:
         return
     name = min(max(len(printable(row.name)) for row in rows), 32)
     length = max(len(row.length) for row in rows)
     detail = min(max(len(printable(row.detail)) for row in rows), 28)
-    room = _columns() - name - length - detail - 10
-    axis = _Axis(rows, min(room, 48)) if room >= NARROWEST_BAR else None
+    room = min(_columns() - name - length - detail - 10, 48)
     for row in rows:
         cells = (
             f"{shorten(printable(row.name), name):<{name}}",
             f"{row.length:>{length}}",
             f"{shorten(printable(row.detail), detail):<{detail}}",
         )
-        bar = f"  |{axis.bar(row)}" if axis else ""
+        bar = f"  |{_drawn(row.bar, room)}" if room >= NARROWEST_BAR else ""
         yield f"  {row.mark} {'  '.join(cells)}{bar}".rstrip()
 
 
-class _Axis:
-    """Maps times to columns."""
-
-    def __init__(self, rows: list[Row], width: int) -> None:
-        begins = [row.begin for row in rows if row.begin]
-        ends = [row.end for row in rows if row.end]
-        self._begin = min(begins, default=None)
-        self._span = timedelta(0)
-        if self._begin and ends:
-            self._span = max(ends) - self._begin
-        self._width = width
-
-    def bar(self, row: Row) -> str:
-        """Return the bar of a step: full for work, dashed for a wait."""
-        if row.begin is None or row.end is None or self._begin is None or not self._span:
-            return ""
-        first = round((row.begin - self._begin) / self._span * (self._width - 1))
-        last = round((row.end - self._begin) / self._span * (self._width - 1))
-        return " " * first + ("-" if row.is_wait else "█") * max(last - first, 1)
+def _drawn(bar: Bar, width: int) -> str:
+    """Return a bar in characters: full for work, dashed for a wait."""
+    first = min(round(bar.x / 100 * width), width - 1)
+    last = round((bar.x + bar.width) / 100 * width)
+    return " " * first + ("-" if bar.look == "wait" else "█") * max(last - first, 1)
 
 
 def _error_lines(error: ErrorFacts, *, with_engine: bool) -> Iterator[str]:

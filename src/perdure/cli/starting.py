@@ -1,4 +1,4 @@
-"""Commands that create runs: start, fork and import."""
+"""Commands that create runs: start and import."""
 
 import difflib
 import json
@@ -7,16 +7,15 @@ from typing import IO, Any
 
 import click
 
-from perdure.cli.changes import WHY, WHY_REQUIRED, print_outcome
+from perdure.cli.changes import WHY, print_outcome
 from perdure.cli.connections import operations
 from perdure.cli.context import Settings, command, message, option
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output
-from perdure.cli.payloads import parse_json, parse_pairs, parse_payload
+from perdure.cli.payloads import parse_options, parse_payload
 from perdure.cli.watching import follow_run
 from perdure.errors import UnknownWorkflow
 from perdure.insights import Insights
-from perdure.operations import KEEP
 
 
 @command
@@ -48,7 +47,7 @@ async def start(
             workflow,
             parse_payload(payload),
             run_id=run_id,
-            tags=parse_pairs(tags, "--tag"),
+            tags=parse_options(tags, "--tag"),
             by=settings.by,
             why=why,
         )
@@ -66,42 +65,6 @@ def _check_known(workflow: str, names: Sequence[str], app: str | None) -> None:
         close = difflib.get_close_matches(workflow, names, n=1)
         known = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
         raise UnknownWorkflow(workflow, f"{app} has no workflow {workflow!r}; {known}")
-
-
-@command
-@click.argument("run_id", metavar="ID")
-@option("--at", metavar="STEP", help="The first step that runs again; without it, all do.")
-@option("--id", "new_id", metavar="ID", help="The id of the new run.")
-@option("--payload", metavar="JSON", help="Replace the input.")
-@option(
-    "--value", "values", multiple=True, metavar="STEP=JSON", help="Replace the value of a step."
-)
-@option("--version", type=int, help="Use another version of the workflow.")
-@WHY_REQUIRED
-async def fork(
-    settings: Settings,
-    run_id: str,
-    at: str | None,
-    new_id: str | None,
-    payload: str | None,
-    values: tuple[str, ...],
-    version: int | None,
-    why: str,
-) -> None:
-    """Create a run with the records of another one before a step."""
-    pairs = parse_pairs(values, "--value")
-    async with operations(settings) as act:
-        outcome = await act.fork(
-            run_id,
-            at,
-            new_id=new_id,
-            payload=KEEP if payload is None else parse_json(payload, "--payload"),
-            values={step: parse_json(text, step) for step, text in pairs.items()} or None,
-            version=version,
-            by=settings.by,
-            why=why,
-        )
-    print_outcome(Output(settings), outcome)
 
 
 @command

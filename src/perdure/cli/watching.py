@@ -2,8 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
 
 import click
 
@@ -11,12 +11,13 @@ from perdure.cli.connections import insights
 from perdure.cli.context import Settings, command, option
 from perdure.cli.failures import FAILED, USAGE, Failure
 from perdure.cli.formatting import printable
-from perdure.cli.output import Output, duration, styled_status
+from perdure.cli.output import Output, styled_status
 from perdure.cli.terminal import keys, within
 from perdure.clock import parse_duration
+from perdure.engine.tasks import detached
 from perdure.insights import Insights
 from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
-from perdure.insights.words import count_words, tally_words
+from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot import is_over
 
 LIVE = ("running", "suspended", "waiting", "queued", "paused")
@@ -72,7 +73,7 @@ async def top(settings: Settings) -> None:
     from rich.text import Text
 
     pressed: asyncio.Queue[str] = asyncio.Queue()
-    async with insights(settings) as ask:
+    async with insights(settings) as ask, _refreshing(ask, pressed):
         with keys(pressed), Live(screen=True, auto_refresh=False) as live:
             while True:
                 lines = await _top_lines(settings, ask)
@@ -82,6 +83,22 @@ async def top(settings: Settings) -> None:
                         return
                 except TimeoutError:
                     continue
+
+
+@asynccontextmanager
+async def _refreshing(ask: Insights, pressed: asyncio.Queue[str]) -> AsyncGenerator[None, None]:
+    """Put "" into the queue of keys whenever the overview has changed."""
+
+    async def refresh() -> None:
+        async for changed in ask.changes(lambda: ("counts", "fleet")):
+            if changed:
+                pressed.put_nowait("")
+
+    task = detached(refresh())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _top_lines(settings: Settings, ask: Insights) -> list[str]:

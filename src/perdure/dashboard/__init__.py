@@ -9,7 +9,6 @@ try:
     from perdure.dashboard.access import (
         Access,
         Auth,
-        Right,
         allow_all,
         basic,
         hash_password,
@@ -18,6 +17,7 @@ try:
     )
     from perdure.dashboard.app import Dashboard
     from perdure.dashboard.server import serve
+    from perdure.operations.verbs import Right
 except ModuleNotFoundError as error:
     if error.name not in ("starlette", "jinja2"):
         raise

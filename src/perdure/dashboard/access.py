@@ -13,16 +13,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from random import SystemRandom
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from perdure.errors import InvalidArgument
+from perdure.operations.verbs import Right
 from perdure.validation import check_text
-
-Right: TypeAlias = Literal["view", "payloads", "operate", "override", "delete", "admin"]
-"""What a person may do: look, see redacted values, act on runs, change history, delete, switch."""
 
 ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
@@ -192,42 +190,3 @@ async def closed(request: Request) -> Response:
         "to open it to everyone who can reach it.\n"
     )
     return PlainTextResponse(text, 403)
-
-
-class OneTimeToken:
-    """Lets the person in who opens the URL with the token, once; a cookie remembers them.
-
-    The cookie is derived from the token: a server that restarts with the same token still knows
-    its browser. Each port has a cookie of its own, since browsers ignore ports.
-    """
-
-    def __init__(self, token: str, *, person: str, port: int) -> None:
-        self.token = check_text(token, "token", "a non-empty string")
-        self._person = person
-        self._cookie = f"perdure_{port}"
-        self._session = hmac.digest(token.encode(), b"session", "sha256").hex()
-        self._is_used = False
-
-    async def __call__(self, request: Request) -> Access | Response:
-        """Return the person's access, or a response that sets the cookie or refuses."""
-        cookie = request.cookies.get(self._cookie, "")
-        if hmac.compare_digest(cookie.encode(), self._session.encode()):
-            return (
-                Access(self._person) if "token" not in request.query_params else _to_root(request)
-            )
-        token = request.query_params.get("token", "")
-        if self._is_used or not hmac.compare_digest(token.encode(), self.token.encode()):
-            text = (
-                "Open the address that the terminal shows. Its token lets in one browser; "
-                "to use another one, restart the command.\n"
-            )
-            return PlainTextResponse(text, 403)
-        self._is_used = True
-        response = _to_root(request)
-        response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
-        return response
-
-
-def _to_root(request: Request) -> Response:
-    """Reload the page without its query, so that the token leaves the address bar."""
-    return Response(status_code=303, headers={"Location": request.url.path})

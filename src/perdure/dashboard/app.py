@@ -1,13 +1,12 @@
 """The dashboard: an ASGI app that can be mounted under any path.
 
-Every request passes `Dashboard._answer`: it checks the host, who is there, what they may do and
-where a form came from, before a view is called. Nothing depends on a lifespan, since frameworks do
-not run that of a mounted app.
+Every request passes `Dashboard._answer` and `_check`: the host, who is there, what they may do and
+where a form came from are checked before a view is called. Nothing depends on a lifespan, since
+frameworks do not run that of a mounted app.
 """
 
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Literal
@@ -20,14 +19,15 @@ from starlette.types import Receive, Scope, Send
 from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
-from perdure.dashboard.access import Access, Auth, Right, closed
+from perdure.dashboard.access import Access, Auth, closed
 from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
 from perdure.dashboard.live import Live
-from perdure.dashboard.rendering import Content, environment, render, static_response
+from perdure.dashboard.rendering import Content, Problem, environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
 from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
+from perdure.operations.verbs import Right
 from perdure.urls import split_path
 from perdure.validation import check_flag, check_random
 
@@ -126,10 +126,7 @@ class Dashboard:
         if name not in self._boards:
             return self._list_stores(base, path, access)
         visit = self._visit(request, name, base, path, access)
-        try:
-            response = await self._route(visit)
-        except Exception as error:  # noqa: BLE001 - a page answers, whatever failed
-            response = self._refuse(visit, 500, _log_failure(request, error))
+        response = await self._page(visit)
         if not protection.session_of(request):
             visit.set_cookie(response, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
         return response
@@ -159,76 +156,90 @@ class Dashboard:
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
+    async def _page(self, visit: Visit) -> Response:
+        """Answer a person who was let in: whatever fails, they see a page."""
+        try:
+            return await self._route(visit)
+        except Problem as problem:
+            status, text = problem.status, str(problem)
+        except errors.StoreError as error:
+            is_read = visit.request.method in _SAFE
+            status, text = 503, problem_of(error, "read from" if is_read else "write to")
+        except errors.PerdureError as error:
+            status, text = _STATUSES.get(type(error), 400), str(error)
+        except Exception as error:  # noqa: BLE001 - its message may be confidential
+            status, text = 500, _log_failure(visit.request, error)
+        context = {"title": _TITLES.get(status, "This did not work"), "text": text}
+        return _render(Content("message.html", {"error": text}, context, status), visit)
+
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
         if not visit.may("view"):
-            return self._refuse(visit, 403, "You may not see this dashboard.")
+            raise Problem(403, "You may not see this dashboard.")
         if visit.path == "/live":
             return await self._lives[visit.board.name].stream(visit.board, visit)
         for route in ROUTES:
             params = route.match(visit.path)
             if params is not None:
-                return await self._enter(route, replace(visit, params=params))
-        return self._refuse(visit, 404, "There is no such page.")
+                visit = replace(visit, params=params)
+                return await _call(route, await _check(route, visit))
+        raise Problem(404, "There is no such page.")
 
-    async def _enter(self, route: Route, visit: Visit) -> Response:
-        """Check method, right, origin and token: the one gate that every view is behind."""
-        method = visit.request.method
-        if (route.get if method in _SAFE else route.post if method == "POST" else None) is None:
-            return self._refuse(visit, 405, f"This page does not accept {method}.")
-        if method == "POST":
-            if not protection.is_same_origin(visit.request):
-                return self._refuse(visit, 403, "This form was not sent by a page of this host.")
-            form = await protection.read_form(visit.request)
-            if form is None:
-                return self._refuse(visit, 413, "A form has at most 1 MB, and text only.")
-            visit = replace(visit, form=form)
-        right = route.right_for(visit.params, visit.form)
-        if right is None:
-            return self._refuse(visit, 404, "There is no such page.")
-        if not visit.may(right):
-            return self._refuse(visit, 403, f"This needs the right {right!r}.")
-        if method == "POST" and not self._has_token(visit):
-            return self._refuse(visit, 403, "This form has expired. Open the page again.")
-        return await self._call(route, visit)
 
-    def _has_token(self, visit: Visit) -> bool:
-        token = visit.value(protection.TOKEN_FIELD)
-        return protection.is_form_token(token, visit.session, visit.access.person, visit.path)
+async def _check(route: Route, visit: Visit) -> Visit:
+    """Check method, right, origin and token: the one gate that every view is behind."""
+    method = visit.request.method
+    is_post = method == "POST"
+    if (route.post if is_post else route.get if method in _SAFE else None) is None:
+        raise Problem(405, f"This page does not accept {method}.")
+    if is_post:
+        if not protection.is_same_origin(visit.request):
+            raise Problem(403, "This form was not sent by a page of this host.")
+        form = await protection.read_form(visit.request)
+        if form is None:
+            raise Problem(413, "A form has at most 1 MB, and text only.")
+        visit = replace(visit, form=form)
+    right = route.right_for(visit.params, visit.form)
+    if right is None:
+        raise Problem(404, "There is no such page.")
+    if not visit.may(right):
+        raise Problem(403, f"This needs the right {right!r}.")
+    if is_post and not visit.has_token():
+        raise Problem(403, "This form has expired. Open the page again.")
+    return visit
 
-    async def _call(self, route: Route, visit: Visit) -> Response:
-        """Call a view; what it raises becomes a page too. A refused form is shown again."""
-        is_read = visit.request.method in _SAFE or bool(visit.error)
-        view = route.get if is_read else route.post
-        assert view is not None, "the method was checked"
-        try:
-            # A change is never cut off: it could be half done.
-            async with visit.board.reading() if is_read else nullcontext():
-                result = await view(visit.board, visit)
-        except errors.StoreError as error:
-            problem = problem_of(error, "read from" if is_read else "write to")
-            return self._refuse(visit, 503, problem)
-        except errors.PerdureError as error:
-            status = _STATUSES.get(type(error), 400)
-            if is_read or route.get is None or status == 404:
-                return self._refuse(visit, status, str(error))
-            return await self._call(route, replace(visit, error=str(error)))
-        if isinstance(result, Response):
-            return result
-        return self._render(replace(result, status=422) if visit.error else result, visit)
 
-    def _refuse(self, visit: Visit, status: int, text: str) -> Response:
-        title = _TITLES.get(status, "This did not work")
-        context = {"title": title, "text": text}
-        return self._render(Content("message.html", {"error": text}, context, status), visit)
+async def _call(route: Route, visit: Visit) -> Response:
+    """Call the view. A form that is refused is shown again, with the reason."""
+    if visit.request.method in _SAFE:
+        return await _show(route, visit)
+    assert route.post is not None, "the method was checked"
+    try:
+        # A change is never cut off: it could be half done.
+        result = await route.post(visit.board, visit)
+    except errors.PerdureError as error:
+        if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
+            raise
+        return await _show(route, replace(visit, error=str(error)))
+    return result if isinstance(result, Response) else _render(result, visit)
 
-    def _render(self, content: Content, visit: Visit) -> Response:
-        said = "" if visit.is_part else visit.said
-        shell = {"query_text": "", "said": said, "board": visit.board, **content.context}
-        response = render(content, visit, shell)
-        if said:
-            response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
-        return response
+
+async def _show(route: Route, visit: Visit) -> Response:
+    assert route.get is not None, "the method was checked"
+    async with visit.board.reading():
+        result = await route.get(visit.board, visit)
+    if isinstance(result, Response):
+        return result
+    return _render(replace(result, status=422) if visit.error else result, visit)
+
+
+def _render(content: Content, visit: Visit) -> Response:
+    said = "" if visit.is_part else visit.said
+    shell = {"query_text": "", "said": said, "board": visit.board, **content.context}
+    response = render(content, visit, shell)
+    if said:
+        response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
+    return response
 
 
 _STATUSES: Mapping[type[Exception], int] = {errors.RunNotFound: 404, errors.Refused: 409}

@@ -23,6 +23,8 @@ Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
 _NAME = re.compile(r"[a-z0-9-]+")
 _MAX_READS = 4
 _MAX_SECONDS = 2.0
+# A region that is slow ends before its page does, which then shows the others.
+_SHARE_OF_REGION = 0.75
 _MAX_REVEALS = 1000
 
 
@@ -40,7 +42,6 @@ class Board:
     show_source: bool = False
     has_types: bool = False
     audit_reveals: bool = False
-    background: set[asyncio.Task[object]] = field(default_factory=set)
     _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     _reveals: set[tuple[str, str, str]] = field(default_factory=set)
 
@@ -50,16 +51,8 @@ class Board:
 
         Slow pages must not keep the store and its connections from the workers.
         """
-        async with self._reads:
-            timer = asyncio.timeout(_MAX_SECONDS)  # noqa: TID251 - a server waits in real time
-            try:
-                async with timer:
-                    yield
-            except TimeoutError as error:
-                if not timer.expired():
-                    raise
-                text = f"it did not answer within {_MAX_SECONDS:g} s"
-                raise StoreUnavailable(text) from error
+        async with self._reads, _in_time(_MAX_SECONDS):
+            yield
 
     async def reveal(self, run_id: str, person: str, now: datetime) -> Insights:
         """Return the insights that show secrets; the audit trail says who looked, if it should.
@@ -94,8 +87,8 @@ def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
     """Return the stores by name, which is "" for one without a name."""
     if not isinstance(stores, Mapping):
         return {"": stores}
-    # A name is the first segment of a path, where these two are taken.
-    if not stores or not all(map(_NAME.fullmatch, stores)) or {"static", "healthz"} & {*stores}:
+    # A name is the first segment of a path, where these are taken.
+    if not stores or not all(map(_NAME.fullmatch, stores)) or {*stores} & {"static", "healthz"}:
         expected = "stores by names of a-z, 0-9 and -, except static and healthz"
         raise InvalidArgument("runtime_or_store", [*stores], expected)
     return stores
@@ -110,11 +103,24 @@ class Region(Generic[T]):
 
 
 async def region(reading: Awaitable[T]) -> Region[T]:
-    """Read one part of a page; the other parts are shown even if this one fails."""
+    """Read one part of a page; the others are shown even if this one fails or is slow."""
     try:
-        return Region(await reading)
+        async with _in_time(_MAX_SECONDS * _SHARE_OF_REGION):
+            return Region(await reading)
     except StoreError as error:
         return Region(error=problem_of(error))
+
+
+@asynccontextmanager
+async def _in_time(seconds: float) -> AsyncGenerator[None, None]:
+    timer = asyncio.timeout(seconds)  # noqa: TID251 - a server waits in real time
+    try:
+        async with timer:
+            yield
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        raise StoreUnavailable(f"it did not answer within {seconds:g} s") from error
 
 
 def problem_of(error: StoreError, failed: str = "read from") -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import mimetypes
+import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,16 +17,16 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 from starlette.responses import Response
 
-from perdure.dashboard import charts, formatting, values
+from perdure.dashboard import charts, values
 from perdure.dashboard.board import Board
-from perdure.dashboard.verbs import quote_term, shell_command
 from perdure.dashboard.visit import Visit
-from perdure.insights import Frame, to_json
-from perdure.insights.words import count_words, tally_words
+from perdure.insights import Frame, Term, to_json, words
 from perdure.snapshot import RunStatus
 from perdure.urls import encode_id
 
 _FOLDER = Path(__file__).parent
+ERROR_WINDOWS = {"1h": "1 h", "24h": "24 h", "7d": "7 days", "30d": "30 days"}
+CHART_WINDOWS = {f"{hours}h": f"{hours} h" for hours in (1, 6, 24, 48)}
 View: TypeAlias = Callable[[Board, Visit], Awaitable["Content | Response"]]
 
 
@@ -44,16 +45,12 @@ class Content:
     topics: tuple[str, ...] = ()
 
 
-def page(
-    template: str, data: object, status: int = 200, topics: tuple[str, ...] = (), **context: Any
-) -> Content:
-    """Return a page; `context` is what its template needs."""
-    return Content(template, data, context, status, topics)
+class Problem(Exception):
+    """What is asked for cannot be done: a page says why."""
 
-
-def missing(text: str) -> Content:
-    """Return a page that says what does not exist."""
-    return page("message.html", {"error": text}, 404, title="Not found", text=text)
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @cache
@@ -90,18 +87,18 @@ def _finalize(value: object) -> object:
 
 @jinja2.pass_context
 def _age(context: Context, at: Any) -> str:
-    return formatting.age(at, context["visit"].now)
+    return words.age(at, context["visit"].now)
 
 
 @jinja2.pass_context
 def _time(context: Context, at: Any) -> str:
     visit: Visit = context["visit"]
-    return formatting.time_of_day(at, visit.now, visit.preferences.tz)
+    return words.time_of_day(at, visit.now, visit.preferences.tz)
 
 
 @jinja2.pass_context
 def _full(context: Context, at: Any) -> str:
-    return formatting.date_and_time(at, context["visit"].preferences.tz)
+    return words.date_and_time(at, context["visit"].preferences.tz)
 
 
 def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
@@ -110,11 +107,31 @@ def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
     return [(is_engine, list(group)) for is_engine, group in groups]
 
 
-_FILTERS: tuple[Callable[..., object], ...] = (
-    *(formatting.duration, formatting.number, formatting.size),
-    *(charts.nice_top, charts.log_position),
-    *(values.fold, values.is_cut, frame_groups),
-)
+def shell_command(*arguments: str, where: str = "") -> str:
+    """Return the command line that does the same as a page."""
+    return shlex.join(["perdure", *arguments, *(["--where", where] if where else ())])
+
+
+def quote_term(field: str, value: str) -> str:
+    """Return a term of a query for a value that may contain anything, or "" for none."""
+    return str(Term(field, (value,))) if value else ""
+
+
+_FILTERS: Mapping[str, Callable[..., object]] = {
+    "age": _age,
+    "time": _time,
+    "full": _full,
+    "duration": words.duration,
+    "size": words.size,
+    "plural": words.count_words,
+    "tally": words.tally_words,
+    "number": "{:,}".format,
+    "nice_top": charts.nice_top,
+    "log_position": charts.log_position,
+    "fold": values.fold,
+    "is_cut": values.is_cut,
+    "frame_groups": frame_groups,
+}
 
 
 @cache
@@ -131,16 +148,10 @@ def environment() -> jinja2.Environment:
     # Jinja's own types know only its built-in filters.
     filters: Any = env.filters
     functions: Any = env.globals
-    filters |= {each.__name__: each for each in _FILTERS}
-    filters |= {
-        "age": _age,
-        "time": _time,
-        "full": _full,
-        "plural": count_words,
-        "tally": tally_words,
-    }
+    filters |= _FILTERS
     functions |= {each.__name__: each for each in (encode_id, quote_term, shell_command)}
     functions |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
+    functions |= {"chart_windows": CHART_WINDOWS, "error_windows": ERROR_WINDOWS}
     return env
 
 

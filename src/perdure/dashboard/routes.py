@@ -1,13 +1,13 @@
 """The paths of the dashboard, their views, and the rights that they need."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perdure.dashboard.access import Right
-from perdure.dashboard.rendering import View
-from perdure.dashboard.verbs import VERBS
-from perdure.dashboard.views import actions, bulk, errors, fleet, overview, runs, settings
+from perdure.dashboard import actions, bulk, runs
+from perdure.dashboard.pages import count_prunable, page, show_metrics, show_preferences
+from perdure.dashboard.rendering import CHART_WINDOWS, ERROR_WINDOWS, View
+from perdure.operations.verbs import VERBS, Right
 from perdure.urls import decode_id
 
 RightOf: TypeAlias = Callable[[Mapping[str, str], Mapping[str, list[str]]], Right | None]
@@ -18,19 +18,21 @@ class Route:
     """A path, its views, and the right that both need besides `view`.
 
     The right may depend on the path, as for `/runs/<id>/do/<verb>`, and on the posted form.
+    `params` are those that the path does not contain.
     """
 
     path: str
     get: View | None = None
     post: View | None = None
     right: Right | RightOf = "view"
+    params: Mapping[str, str] = field(default_factory=dict)
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the parameters of a path, decoded, or `None` if it is another path."""
         segments, expected = path.split("/"), self.path.split("/")
         if len(segments) != len(expected):
             return None
-        params: dict[str, str] = {}
+        params = dict(self.params)
         for segment, name in zip(segments, expected, strict=True):
             if name.startswith("{"):
                 if not segment or (value := decode_id(segment)) is None:
@@ -59,39 +61,81 @@ def _right_of_bulk(params: Mapping[str, str], form: Mapping[str, list[str]]) -> 
     return "admin" if is_above else _right_of_verb(params, form)
 
 
+def _verb(path: str, verb: str, get: View | None = None) -> Route:
+    """Return the route of a verb that has a path of its own."""
+    params = {"verb": verb, "place": VERBS[verb].place}
+    return Route(path, get, actions.act, _right_of_verb, params)
+
+
+_OVERVIEW = page(
+    "overview",
+    *("counts", "fleet"),
+    overview=lambda ask, visit: ask.overview(),
+    history=lambda ask, visit: ask.history(visit.choice("window", CHART_WINDOWS, "24h")),
+    workflows=lambda ask, visit: ask.workflows(),
+)
+_QUEUES = page(
+    "queues",
+    "counts",
+    queues=lambda ask, visit: ask.queues(),
+    limits=lambda ask, visit: ask.limits(),
+)
+_ERRORS = page(
+    "errors",
+    "counts",
+    groups=lambda ask, visit: ask.errors(visit.choice("window", ERROR_WINDOWS, "24h")),
+)
+_APPROVALS = page(
+    "approvals",
+    "counts",
+    page=lambda ask, visit: ask.approvals(visit.query.get("to") or None, after=visit.after),
+)
+_ACTS = page(
+    "acts", "acts", page=lambda ask, visit: ask.acts(visit.query.get("find", ""), after=visit.after)
+)
+_STORE = page(
+    "store",
+    store=lambda ask, visit: ask.store(),
+    findings=lambda ask, visit: ask.check(),
+    retention=lambda ask, visit: ask.retention(),
+    prunable=lambda ask, visit: count_prunable(visit),
+)
+
 ROUTES: tuple[Route, ...] = (
-    Route("/", overview.show_overview),
+    Route("/", _OVERVIEW),
     Route("/runs", runs.list_runs),
     Route("/runs/{run}", runs.show_run),
     Route("/runs/{run}/steps", runs.show_run),
-    Route("/runs/{run}/value", runs.download_value),
-    Route("/runs/{run}/export", runs.export_run),
+    Route("/runs/{run}/value", runs.download),
+    Route("/runs/{run}/export", runs.download),
     Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, _right_of_verb),
-    Route("/workflows", fleet.listing("workflows", "counts")),
-    Route("/workflows/{workflow}", fleet.showing("workflow", "counts")),
-    Route("/workflows/{workflow}/start", fleet.start_form, fleet.start_run, "operate"),
-    Route("/queues", fleet.list_queues),
-    Route("/queues/{queue}", fleet.showing("queue", "counts")),
-    Route("/schedules", fleet.listing("schedules", "counts")),
-    Route("/schedules/{schedule}", fleet.showing("schedule", "counts")),
-    Route("/workers", fleet.listing("workers", "fleet")),
-    Route("/workers/{worker}", fleet.showing("worker", "fleet")),
-    Route("/errors", errors.list_errors),
-    Route("/agenda", fleet.listing("agenda", "counts")),
-    Route("/approvals", fleet.list_approvals),
-    Route("/acts", errors.list_acts),
-    Route("/compare", runs.compare),
-    Route("/store", errors.show_store),
-    Route("/store/import", None, errors.import_run, "operate"),
-    Route("/store/prune", None, errors.prune, "delete"),
-    Route("/bulk/selected", bulk.confirm_selected),
-    Route("/bulk/selected/{verb}", bulk.confirm_selected, bulk.act_on_selected, _right_of_verb),
-    Route("/bulk/all", bulk.confirm_all),
-    Route("/bulk/all/{verb}", bulk.confirm_all, bulk.act_on_all, _right_of_bulk),
-    Route("/bulk/{bulk}", bulk.show_bulk),
-    Route("/bulk/{bulk}/stop/{verb}", None, bulk.stop_bulk, _right_of_verb),
-    Route("/bulk/{bulk}/resume/{verb}", None, bulk.resume_bulk, _right_of_verb),
-    Route("/preferences", settings.show_preferences, settings.save_preferences),
+    Route("/workflows", page("workflows", "counts")),
+    Route("/workflows/{workflow}", page("workflow", "counts")),
+    _verb("/workflows/{name}/start", "start", actions.confirm),
+    Route("/queues", _QUEUES),
+    Route("/queues/{queue}", page("queue", "counts")),
+    Route("/schedules", page("schedules", "counts")),
+    Route("/schedules/{schedule}", page("schedule", "counts")),
+    Route("/workers", page("workers", "fleet")),
+    Route("/workers/{worker}", page("worker", "fleet")),
+    Route("/errors", _ERRORS),
+    Route("/agenda", page("agenda", "counts")),
+    Route("/approvals", _APPROVALS),
+    Route("/acts", _ACTS),
+    Route("/views", page("views")),
+    _verb("/views/save", "save_view", actions.confirm),
+    Route("/compare", page("compare", comparison=runs.compare)),
+    Route("/store", _STORE),
+    _verb("/store/import", "import_run"),
+    Route("/store/prune", None, actions.prune, "delete"),
+    Route("/bulk/selected", bulk.confirm),
+    Route("/bulk/selected/{verb}", bulk.confirm, bulk.act_on_selected, _right_of_verb),
+    Route("/bulk/all", bulk.confirm),
+    Route("/bulk/all/{verb}", bulk.confirm, bulk.act_on_all, _right_of_bulk),
+    Route("/bulk/{bulk}", bulk.show),
+    Route("/bulk/{bulk}/stop/{verb}", None, bulk.stop, _right_of_verb),
+    Route("/bulk/{bulk}/resume/{verb}", None, bulk.resume, _right_of_verb),
+    Route("/preferences", show_preferences, actions.save_preferences),
     Route("/complete", runs.complete),
-    Route("/metrics", overview.metrics),
+    Route("/metrics", show_metrics),
 )

@@ -10,9 +10,10 @@ from random import Random, SystemRandom
 from typing import Any
 
 from perdure.clock import Clock, SystemClock
-from perdure.dashboard.access import Auth, OneTimeToken
+from perdure.dashboard.access import Auth
 from perdure.dashboard.app import Dashboard
 from perdure.dashboard.board import Stores
+from perdure.dashboard.login import OneTimeToken
 from perdure.errors import InvalidArgument, MissingDependency
 
 _POLL = 0.01

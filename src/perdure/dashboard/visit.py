@@ -3,7 +3,7 @@
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from random import Random
@@ -15,14 +15,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from perdure.dashboard.access import Access, Right
+from perdure.dashboard.access import Access
 from perdure.dashboard.board import Board
-from perdure.dashboard.protection import form_token
+from perdure.dashboard.protection import TOKEN_FIELD, form_token, is_form_token
+from perdure.operations.verbs import Right
 from perdure.urls import encode_id
 
 PREFERENCES_COOKIE = "perdure_preferences"
 SAID_COOKIE = "perdure_said"
 _MAX_SAID = 600
+_OF_RUNS = ("bulk", "compare", "views")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
@@ -86,7 +88,9 @@ class Visit:
     def section(self) -> str:
         """The entry of the navigation that this page belongs to."""
         first = self.path.split("/")[1]
-        return {"": "overview", "bulk": "runs", "compare": "runs"}.get(first, first)
+        return {"": "overview", "bulk": "runs", "compare": "runs", "views": "runs"}.get(
+            first, first
+        )
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -97,6 +101,16 @@ class Visit:
     def is_part(self) -> bool:
         """Whether the script asks for the content without the frame around it."""
         return self.request.headers.get("x-perdure-part") == "main"
+
+    @property
+    def after(self) -> str | None:
+        """The cursor of the page before this one."""
+        return self.query.get("after") or None
+
+    def choice(self, name: str, options: Collection[str], default: str) -> str:
+        """Return a parameter of the URL, which is one of the options."""
+        chosen = self.query.get(name, "")
+        return chosen if chosen in options else default
 
     def may(self, right: Right) -> bool:
         """Return whether to offer something. What is done is checked when it is asked for."""
@@ -117,6 +131,11 @@ class Visit:
     def token(self, path: str | None = None) -> str:
         """Return the token that a form which posts to `path` must contain."""
         return form_token(self.session, self.access.person, path or self.path, self.random)
+
+    def has_token(self) -> bool:
+        """Return whether the posted form has the token of this session, person and path."""
+        token = self.value(TOKEN_FIELD)
+        return is_form_token(token, self.session, self.access.person, self.path)
 
     def value(self, name: str, default: str = "") -> str:
         """Return a field of the posted form."""

@@ -161,6 +161,8 @@ class _History:
             why="carrier confirmed by phone, ticket 4411",
         )
         await self._operations.cancel("order-1182", by="ana", why="ordered twice")
+        trouble = "status:failed error:CarrierDown"
+        await self._operations.save_view("carrier-trouble", trouble, by="eva")
         await self._operations.pause("order-1183", by="eva", why="address is being checked")
         await self._operations.fork(
             "order-1181", new_id="order-1181-again", by="ana", why="try without a bell"

@@ -7,6 +7,7 @@ that arrives in the meantime is postponed, so the outcome of a write is always k
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any
@@ -332,25 +333,26 @@ class Execution(ActiveRun):
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
-        return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
         # A step that was interrupted because the run ended or lost its lease has not failed.
         self.check_live(call.id)
         key, scope, ended = call.record_key, self._scope(call), self.clock.monotonic()
-        at, took_ms = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
-        failed, visible, losses = failure_record(call, failure, scope, at, took_ms)
+        at, took = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
+        failed, visible, losses = failure_record(call, failure, scope, at, took)
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             failed.arguments = record_of(call.args, self.arguments)
-        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
+        warnings = warnings_of(key, losses)
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, took)
         await self._commit(call, record)
         if self._emit is not None:
-            took, result = self._since(call.started), outcome_of(visible)
+            span, result = timedelta(milliseconds=took), outcome_of(visible)
             outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
-            self.tell(StepFailure, call, key, duration=took, error=result.error)
-            self.tell(StepComplete, call, key, duration=took, **outcome)
+            self.tell(StepFailure, call, key, duration=span, error=result.error)
+            self.tell(StepComplete, call, key, duration=span, **outcome)
         raise visible
 
     async def _commit(self, call: StepCall, record: EncodedRecord) -> None:
@@ -411,7 +413,9 @@ class Execution(ActiveRun):
         """Publish that a step succeeded and is recorded."""
         if self._emit is None:
             return
-        took, key, facts = self._since(call.started), record.key, call.facts(record.key)
+        # As the record says it: the function's own time, without that of the write.
+        took, key = timedelta(milliseconds=record.took), record.key
+        facts = call.facts(key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 

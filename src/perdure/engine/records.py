@@ -25,7 +25,7 @@ Stored: TypeAlias = bytes | StepRecord
 
 class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     """A record on its way to the store: its key and JSON, when it was made, the value the function
-    will see, and warnings about what of it was lost.
+    will see, warnings about what of it was lost, and how many milliseconds the step has taken.
     """
 
     key: str
@@ -33,6 +33,7 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     at: str
     value: Any
     warnings: tuple[dict[str, str], ...] = ()
+    took: float = 0.0
 
 
 class Records:

@@ -1,7 +1,8 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -22,8 +23,10 @@ from perdure.insights import (
     queues,
     retention,
     schedules,
+    views,
 )
 from perdure.insights.acts import ActSearch
+from perdure.insights.changes import Changes, Reading
 from perdure.insights.completion import Candidate
 from perdure.insights.family import read_children, read_parent
 from perdure.insights.model import (
@@ -41,6 +44,7 @@ from perdure.insights.model import (
     Retention,
     RunFacts,
     RunsPage,
+    SavedView,
     ScheduleRow,
     StepDetail,
     StepsPage,
@@ -122,10 +126,18 @@ class Insights:
         bounded: the page says how far it looked.
         """
         check_int(limit, "limit")
-        parsed = query if isinstance(query, ParsedQuery) else self.parse(query)
+        parsed = query if isinstance(query, ParsedQuery) else self.parse(await self.expand(query))
         owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
         search = Search(self._store, parsed, self._redact, self._clock, owners)
         return await search.page(limit, after)
+
+    async def views(self) -> tuple[SavedView, ...]:
+        """Return the saved views, by name."""
+        return await views.read_views(self._store)
+
+    async def expand(self, query: str) -> str:
+        """Return a query in which `view:<name>` is replaced by the saved query."""
+        return await views.expand(self._store, query)
 
     async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
         """Return what differs after each change of a run, by id; missing runs are left out."""
@@ -164,6 +176,16 @@ class Insights:
                 yield facts
                 if is_over(facts.run.status):
                     return
+
+    def changes(
+        self, topics: Callable[[], Collection[str]], reading: Reading = nullcontext
+    ) -> AsyncGenerator[frozenset[str], None]:
+        """Yield a few times per second which topics have changed, until there are no topics.
+
+        A topic is "counts", "fleet", "acts", "run:<id>", "query:<query>" or "bulk:<id>". `reading`
+        returns a context manager in which the store is read.
+        """
+        return Changes(self, self._store, self._clock, reading).rounds(topics)
 
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""

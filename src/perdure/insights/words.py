@@ -1,19 +1,39 @@
 """Times, durations and names as people read them in a sentence."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from perdure.insights.model import Tally
 
-_SECOND, _HOUR, _DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
-_UNITS = ((_DAY, "day"), (_HOUR, "h"), (timedelta(minutes=1), "min"), (_SECOND, "s"))
+_MILLISECOND, _SECOND, _MINUTE = (timedelta(milliseconds=n) for n in (1, 1000, 60_000))
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+_UNITS = ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min"), (_SECOND, "s"))
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def duration_words(duration: timedelta) -> str:
     """Return a duration such as "340 ms", "12 s", "6 h 12 min" or "2 days 3 h"; never negative."""
     if duration < _SECOND:
-        return f"{max(duration // timedelta(milliseconds=1), 0)} ms"
+        return f"{max(duration // _MILLISECOND, 0)} ms"
     return in_units(duration, 2 if _HOUR <= duration < 7 * _DAY else 1)
+
+
+def duration(span: timedelta | None) -> str:
+    """Return a measured duration: "<1 ms", "12 ms", "10.2 s", "6 h 12 min", "9 days", or "–"."""
+    if span is None:
+        return "–"
+    span = max(span, timedelta(0))
+    if span < _SECOND:
+        return f"{span // _MILLISECOND} ms" if span >= _MILLISECOND or not span else "<1 ms"
+    if span < _MINUTE:
+        return f"{span.total_seconds():.1f}".removesuffix(".0") + " s"
+    return in_units(span, 2 if span < 7 * _DAY else 1)
+
+
+def age(at: datetime | None, now: datetime) -> str:
+    """Return how far a time is from now, with one unit: "3 min ago", "in 2 h"."""
+    if at is None:
+        return "–"
+    return f"in {in_units(at - now, 1)}" if at > now else f"{in_units(now - at, 1)} ago"
 
 
 def in_units(duration: timedelta, limit: int) -> str:
@@ -36,6 +56,34 @@ def time_words(at: datetime, now: datetime) -> str:
         return clock
     year = "" if at.year == now.year else f" {at.year}"
     return f"{at.day} {_MONTHS[at.month - 1]}{year} {clock}"
+
+
+def date_and_time(at: datetime | None, zone: tzinfo = UTC) -> str:
+    """Return a time in full: "3 Nov 2026 14:01:20 UTC"."""
+    if at is None:
+        return "–"
+    local = at.astimezone(zone)
+    return f"{local.day} {local:%b %Y %H:%M:%S} {local.tzname()}"
+
+
+def time_of_day(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
+    """Return a time of today as "14:01:20 UTC", any other as "3 Nov 14:01 UTC"."""
+    if at is None:
+        return "–"
+    local = at.astimezone(zone)
+    if local.date() == now.astimezone(zone).date():
+        return f"{local:%H:%M:%S} {local.tzname()}"
+    return f"{local.day} {local:%b %H:%M} {local.tzname()}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes: "812 B", "4.1 KB", "16 MB"."""
+    amount = float(count)
+    for unit in ("B", "KB", "MB"):
+        if amount < 1000 or unit == "MB":
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"
 
 
 def count_words(number: int, noun: str) -> str:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from perdure.clock import Clock
 from perdure.durable.owners import is_gone
+from perdure.engine.tasks import detached
 from perdure.errors import AppliedBefore, InvalidArgument, PerdureError, Refused, StoreError
 from perdure.insights.bulk import SILENT_AFTER
 from perdure.insights.insights import Insights
@@ -191,6 +192,27 @@ class Bulk:
         except (Taken, StoreError):
             # Its time says that the process is gone.
             return
+
+
+_background: set[asyncio.Task[None]] = set()
+"""Operations that continue without a caller: the event loop itself keeps no task alive."""
+
+
+async def begin(progress: AsyncGenerator[BulkProgress]) -> BulkProgress | None:
+    """Return the first report of an operation, and let the rest happen in the background.
+
+    If this process ends first, the operation is shown as interrupted and can be resumed.
+    """
+    first = await anext(progress, None)
+
+    async def finish() -> None:
+        async for _ in progress:
+            pass
+
+    task = detached(finish())
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return first
 
 
 def key_of(id: str) -> str:

@@ -27,8 +27,9 @@ from perdure.operations.bulk import (
 )
 from perdure.operations.copying import Copy, CopyProgress
 from perdure.operations.outcome import Outcome
+from perdure.operations.repairs import restore_acts
 from perdure.operations.runs import check_by, check_json, check_why
-from perdure.operations.schedules import ScheduleOperations
+from perdure.operations.views import ViewOperations
 from perdure.presence import (
     LimitSwitch,
     QueueSwitch,
@@ -52,7 +53,7 @@ _UNLIMITED = 10**9
 _MAX_NAME = 200
 
 
-class Operations(ScheduleOperations):
+class Operations(ViewOperations):
     """Changes runs, schedules, workflows, queues and workers of a store on behalf of operators.
 
     `via` says where the operator works: "cli", "dashboard", "python". `workflows` are definitions
@@ -78,8 +79,8 @@ class Operations(ScheduleOperations):
 
         Without `older_than`, those that the policies of their workflows no longer keep, as workers
         do by themselves. With `dry_run` they are counted and nothing is deleted. `on_progress` is
-        called after each batch with the number of deleted runs, and how many there are, or `None`
-        if that is a lot.
+        called at first and after each batch with the number of deleted runs, and how many there
+        are, or `None` if that is a lot.
         """
         store = require_maintenance(self.store, "Operations.prune")
         act = self.act("prune", by, why, workflow or "")
@@ -97,6 +98,8 @@ class Operations(ScheduleOperations):
         for _, kind in kinds:
             await remove_old_logs(store, kind.statuses, kind.workflow, now - kind.span)
         prunes = [prune for prune, _ in kinds]
+        if on_progress is not None:
+            on_progress(0, total)
         return await _in_batches(prunes, lambda done: on_progress and on_progress(done, total))
 
     async def _kinds(
@@ -126,10 +129,31 @@ class Operations(ScheduleOperations):
         if source is self.store:
             raise InvalidArgument("source", source, "another store than that of these operations")
         insights = Insights(source, redact=NOTHING_REDACTED, clock=self.clock)
+        query = await insights.expand(query)
         insights.parse(query)
         await self.note(self.act("copy", by, why, query[:_MAX_NAME]))
         async for progress in Copy(insights, self._starter, self.act("import", by, why)).run(query):
             yield progress
+
+    async def restore_acts(
+        self,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[int, int | None], None] | None = None,
+    ) -> int:
+        """Write the copies of acts that a crash has lost; return how many there were.
+
+        At most the `limit` runs that changed last are examined, by default all. `on_progress` is
+        called with the number of runs that were examined.
+        """
+        store = require_search(self.store, "Operations.restore_acts")
+        missing = 0
+        async for examined, found in restore_acts(store, self.clock.now(), limit, dry_run=dry_run):
+            missing = found
+            if on_progress is not None:
+                on_progress(examined, None)
+        return missing
 
     async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
         """Record that an operator was shown redacted values of a run, which is not changed."""
@@ -143,7 +167,8 @@ class Operations(ScheduleOperations):
     async def count_bulk(self, query: str, limit: int | None = 1000) -> Tally:
         """Return how many runs a bulk operation would change; more than `limit` are not counted."""
         insights = self._insights()
-        return await count_matches(insights, insights.parse(query), limit)
+        parsed = insights.parse(await insights.expand(query))
+        return await count_matches(insights, parsed, limit)
 
     async def bulk(
         self,
@@ -165,6 +190,7 @@ class Operations(ScheduleOperations):
         request = request_of(check_verb(verb), arguments)
         by, why = check_by(by), check_why(why)
         check_json(request.value)
+        query = await self._insights().expand(query)
         matched = await self.count_bulk(query, limit)
         if matched.capped:
             reason = f"more than {limit:,} runs match; pass a higher limit"

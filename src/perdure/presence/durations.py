@@ -49,11 +49,14 @@ def total(many: Iterable[Sequence[int]]) -> Durations:
 
 
 def percentile(classes: Sequence[int], percent: int) -> timedelta | None:
-    """Return what so many percent of the durations are shorter than; `None` if there are none."""
-    # The rank of the duration that is asked for, rounded up, in integers: 1 is the shortest.
-    rank = -(-sum(classes) * percent // 100)
+    """Return what so many percent of the durations are shorter than; `None` if there are none.
+
+    It is estimated: the durations of a class are taken to be spread evenly over it.
+    """
+    rank = sum(classes) * percent / 100
     for number, count in enumerate(classes):
+        if count and rank <= count:
+            lower = upper_bound(number - 1) if number else timedelta(0)
+            return lower + (upper_bound(number) - lower) * (rank / count)
         rank -= count
-        if rank <= 0 and count:
-            return upper_bound(number)
     return None

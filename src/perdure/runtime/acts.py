@@ -58,8 +58,13 @@ async def copy_acts(store: Store, run_id: str, acts: Iterable[dict[str, Any]]) -
             logger.warning("an act on run %r could not be copied (%s)", run_id, error)
 
 
+def act_key(act: dict[str, Any]) -> str:
+    """Return the key of the document with the copy of an act."""
+    return f"{ACT}{act['at']}:{act['id']}"
+
+
 async def write_act(store: Any, act: dict[str, Any]) -> str:
     """Write an act to a document, and return its key."""
-    key = f"{ACT}{act['at']}:{act['id']}"
+    key = act_key(act)
     await store.documents.set(key, codec.dumps(act).decode(), ttl=KEPT_FOR)
     return key

@@ -60,7 +60,7 @@ def test_complete_step_takes_json(perdure: Perdure) -> None:
 
 def test_a_string_without_quotes_is_explained(perdure: Perdure) -> None:
     error = perdure("complete-step", "broken", "ship", "parcel", "--why", "x", code=2).stderr
-    assert """VALUE is not JSON: write a string as '"parcel"'""" in error
+    assert """value: expected JSON, got 'parcel' (str). Write a string as '"parcel"'""" in error
 
 
 @pytest.mark.parametrize("verb", ["skip-step", "retry-step", "rewind"])

@@ -20,10 +20,10 @@ from perdure.dashboard import (
     header,
     starlette_user,
 )
-from perdure.dashboard.access import OneTimeToken
+from perdure.dashboard.login import OneTimeToken
 from perdure.errors import InvalidArgument
 from perdure.stores import MemoryStore
-from tests.unit.dashboard.visitor import Visitor, dashboard, text_of
+from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, text_of
 
 PASSWORDS = {"ana": hash_password("correct horse"), "ben": hash_password("battery")}
 
@@ -120,6 +120,26 @@ async def test_a_token_lets_one_browser_in() -> None:
     assert (await first.get("/preferences")).status_code == 200
     assert (await second.get("/?token=t0ken")).status_code == 403
     assert (await second.get("/preferences")).status_code == 403
+
+
+async def test_a_browser_without_the_token_is_asked_for_it() -> None:
+    app = Dashboard(MemoryStore(), auth=OneTimeToken("t0ken", person="ana", port=1))
+    visitor = Visitor(app)
+    asked = await visitor.get("/runs", Accept="text/html")
+    assert (asked.status_code, asked.headers["location"]) == (303, "/login")
+    assert "Enter the token" in text_of(await visitor.get("/login"))
+    wrong = await visitor.http.post("/login", data={"token": "nope"}, headers=SAME_ORIGIN)
+    assert (wrong.status_code, "was used" in text_of(wrong)) == (403, True)
+    foreign = await visitor.http.post("/login", data={"token": "t0ken"})
+    assert "set-cookie" not in foreign.headers
+    done = await visitor.http.post("/login", data={"token": " t0ken "}, headers=SAME_ORIGIN)
+    assert (done.status_code, done.headers["location"]) == (303, "/")
+    assert (await visitor.get("/login")).headers["location"] == "/"
+    assert (await visitor.get("/runs")).status_code == 200
+
+
+async def test_other_dashboards_have_no_page_to_sign_in() -> None:
+    assert (await Visitor(dashboard(MemoryStore())).get("/login")).status_code == 404
 
 
 async def test_a_browser_stays_signed_in_when_the_server_restarts() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from perdure.dashboard.verbs import VERBS
 from perdure.insights import Insights
 from perdure.operations import Operations
+from perdure.operations.verbs import VERBS
 from perdure.stores import MemoryStore
 from perdure.urls import encode_id
 from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run

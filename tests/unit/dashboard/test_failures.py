@@ -83,6 +83,18 @@ async def test_a_read_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) 
     assert "Could not read from the store: it did not answer within" in text_of(page)
 
 
+@pytest.mark.parametrize("verb", ["counts", "due"])
+async def test_a_slow_region_does_not_take_the_page_with_it(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.dashboard.board._MAX_SECONDS", 0.4)
+    store = FaultyStore(MemoryStore(), fail_at=1, how="hang", verbs={verb})
+    page = await Visitor(dashboard(store)).get("/")
+    assert page.status_code == 200
+    assert "Could not read from the store: it did not answer within 0.3 s" in text_of(page)
+    assert "Runs that ended" in text_of(page)
+
+
 class SlowStore(FaultyStore):
     """Answers `summaries` when it is told to, and counts how many wait for that."""
 

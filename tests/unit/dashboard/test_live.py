@@ -99,6 +99,16 @@ async def test_a_notification_of_the_store_is_followed_at_once() -> None:
             await stream.until(b'data: "run:order-2"\n\n')
 
 
+async def test_a_run_that_is_settled_in_this_process_is_followed_at_once() -> None:
+    store = MemoryStore()
+    async with listening(dashboard(store), "topic=query:status:failed") as stream:
+        await stream.until(b"retry")
+        await asyncio.sleep(0.1)
+        await failed_run(store)
+        async with asyncio.timeout(0.5):
+            await stream.until(b'data: "query:status:failed"\n\n')
+
+
 async def test_many_notifications_cost_at_most_two_reads_per_second() -> None:
     inner = MemoryStore()
     await waiting_run(inner)

@@ -7,9 +7,9 @@ import pytest
 from perdure.dashboard import Right
 from perdure.dashboard.access import ALL_RIGHTS
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.verbs import VERBS
 from perdure.errors import StoreUnavailable
 from perdure.insights import Insights
+from perdure.operations.verbs import VERBS
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
 from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, failed_run

@@ -1,9 +1,6 @@
 """The look: colours that can be read, nothing inline, and the limits of size."""
 
-import ast
-import io
 import re
-import tokenize
 from itertools import product
 from pathlib import Path
 
@@ -72,31 +69,15 @@ def test_a_static_file_loads_nothing_from_elsewhere(path: Path) -> None:
     assert not re.search(r"https?:|@import|url\((?!#)", path.read_text())
 
 
-def lines_of_code(path: Path) -> int:
-    """Count lines that are neither blank, nor a comment, nor part of a docstring."""
-    text = path.read_text()
-    docstrings = {
-        line
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
-    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    lines = {
-        line
-        for token in tokens
-        if token.type not in ignored and token.string
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(lines - docstrings)
+def lines_of(path: Path) -> int:
+    return path.read_text().count("\n")
 
 
 def test_the_dashboard_stays_small() -> None:
     modules = list(FOLDER.rglob("*.py"))
-    assert sum(map(lines_of_code, modules)) <= 1820
-    assert max(path.read_text().count("\n") for path in modules) <= 400
-    assert sum(path.read_text().count("\n") for path in TEMPLATES) <= 1200
+    assert sum(map(lines_of, modules)) <= 2110
+    assert max(map(lines_of, modules)) <= 400
+    assert sum(map(lines_of, TEMPLATES)) <= 1200
     assert len(CSS.encode()) <= 30 * 1024
     scripts = (FOLDER / "static").glob("*.js")
     assert sum(path.stat().st_size for path in scripts) <= 10 * 1024

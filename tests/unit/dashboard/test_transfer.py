@@ -26,13 +26,13 @@ async def send(store: MemoryStore, files: dict[str, Any], **fields: str) -> Any:
     return await visitor.http.post("/store/import", data=data, files=files, headers=SAME_ORIGIN)
 
 
-NO_FILE = {"file": ("", b"", "application/octet-stream")}
+NO_FILE = {"bundle": ("", b"", "application/octet-stream")}
 
 
 async def test_a_file_becomes_a_run() -> None:
     store = MemoryStore()
-    file = {"file": ("rün.json", (await exported()).encode(), "application/json")}
-    response = await send(store, file, bundle="", run_id="", why="moved")
+    file = {"bundle": ("rün.json", (await exported()).encode(), "application/json")}
+    response = await send(store, file, run_id="", why="moved")
     assert (response.status_code, response.headers["location"]) == (303, "/runs/order-1")
     facts = await Insights(store).run("order-1")
     assert (facts.run.status, facts.payload) == ("failed", {"note": "ü\r\n–"})
@@ -63,7 +63,7 @@ async def test_a_bundle_that_was_changed_is_refused() -> None:
 
 async def test_a_file_that_is_not_text_or_too_large_is_refused() -> None:
     for content in (b"\xff\xfe", b"x" * 1_000_001):
-        response = await send(MemoryStore(), {"file": ("run.json", content)})
+        response = await send(MemoryStore(), {"bundle": ("run.json", content)})
         assert response.status_code == 413
 
 

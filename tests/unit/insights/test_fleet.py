@@ -142,7 +142,7 @@ async def test_durations_of_several_workers_are_added(
     row = await insights.workflow("order")
     assert row is not None
     assert row.durations is not None
-    assert (row.durations.count, row.durations.p50) == (4, timedelta(milliseconds=4))
+    assert (row.durations.count, row.durations.p50) == (4, timedelta(milliseconds=3))
     assert row.steps["ship"].count == 2
 
 

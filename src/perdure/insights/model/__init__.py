@@ -8,6 +8,7 @@ from perdure.insights.model.acts import (
     Act,
     ActsPage,
     BulkProgress,
+    SavedView,
 )
 from perdure.insights.model.errors import (
     ErrorFacts,
@@ -111,6 +112,7 @@ __all__ = [
     "RunFacts",
     "RunRow",
     "RunsPage",
+    "SavedView",
     "ScheduleRow",
     "StepDetail",
     "StepGroup",

@@ -23,6 +23,15 @@ class Act(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
+class SavedView(msgspec.Struct, frozen=True):
+    """A query that was saved under a name, by whom and when."""
+
+    name: str
+    query: str
+    by: str
+    at: datetime
+
+
 class ActsPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, newest first; `cursor` continues it."""
 

@@ -61,7 +61,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Durations of runs or steps, from classes that double: each value is an upper bound."""
+    """Durations of runs or steps, estimated from how many are in classes that double."""
 
     count: int
     p50: timedelta | None = None

@@ -5,12 +5,12 @@ would fill the picture, and the axis says how long it was.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 
-from perdure.insights import InFlight, RunFacts, StepRow, WaitFacts
+from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
 
 Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
 Span: TypeAlias = tuple[datetime, datetime]
@@ -42,6 +42,7 @@ class Scale:
         merged = merge_spans(busy)
         total = sum((last - first for first, last in merged), timedelta(0)) or end - begin
         total = max(total, _MOMENT)
+        self.begin = begin
         self._times = [begin]
         self._units = [0.0]
         self._idle: list[tuple[int, timedelta]] = []
@@ -107,6 +108,7 @@ class Bar:
     key: str
     kind: str
     look: Look
+    since: datetime
     x: float
     width: float
     ticks: tuple[float, ...] = ()
@@ -129,6 +131,15 @@ class Timeline:
     end: datetime
     gaps: tuple[Gap, ...]
     branches: tuple[tuple[str, tuple[Bar, ...]], ...]
+
+    @property
+    def bars(self) -> Iterator[Bar]:
+        """The bars of all branches."""
+        return (bar for _, bars in self.branches for bar in bars)
+
+    def pending(self, key: str) -> Bar | None:
+        """Return the bar of a step that has no record yet, or of a wait."""
+        return next((bar for bar in self.bars if bar.key == key and bar.step is None), None)
 
 
 def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
@@ -159,7 +170,8 @@ def _recorded(step: StepRow, scale: Scale) -> Bar:
     look: Look = "failed" if not step.ok else "wait" if step.kind in _WAITS else "ok"
     count = min(step.attempts, _MAX_TICKS)
     ticks = tuple(x + width * n / count for n in range(1, count))
-    return Bar(step.key, step.kind, look, x, width, ticks, step, attempts=step.attempts)
+    since = step.started_at or scale.begin
+    return Bar(step.key, step.kind, look, since, x, width, ticks, step, attempts=step.attempts)
 
 
 def _visible(begin: float, end: float) -> tuple[float, float]:
@@ -171,12 +183,13 @@ def _visible(begin: float, end: float) -> tuple[float, float]:
 def _in_flight(each: InFlight, scale: Scale) -> Bar:
     x, width = _visible(scale.x(each.since), 100.0)
     until, worker, attempts = each.next_attempt_at, each.worker, each.attempt
-    return Bar(each.key, "step", "open", x, width, (), None, until, worker, attempts)
+    return Bar(each.key, "step", "open", each.since, x, width, (), None, until, worker, attempts)
 
 
 def _waiting(wait: WaitFacts, scale: Scale, last: datetime) -> Bar:
-    x, width = _visible(scale.x(wait.since or last), 100.0)
-    return Bar(wait.id, wait.kind, "wait", x, width, until=wait.wake_at)
+    since = wait.since or last
+    x, width = _visible(scale.x(since), 100.0)
+    return Bar(wait.id, wait.kind, "wait", since, x, width, until=wait.wake_at)
 
 
 def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:

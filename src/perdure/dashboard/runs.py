@@ -6,44 +6,45 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from perdure.dashboard import timeline
 from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content
+from perdure.dashboard.rendering import Content, quote_term
 from perdure.dashboard.values import visible
-from perdure.dashboard.verbs import VERBS, quote_term
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights import (
+    Comparison,
     Insights,
     InvalidQuery,
     ParsedQuery,
     RunFacts,
     StepDetail,
     StepsPage,
+    timeline,
     to_json,
 )
+from perdure.operations.verbs import VERBS
+from perdure.snapshot import RunStatus
 
 STEPS_PER_PAGE = 100
 _IDS_PER_READ = 500
-# A run is repaired with one of these first.
-_MAIN = ("retry", "unpause", "signal", "pause", "cancel")
-_REPAIRS = ("retry_step", "complete_step", "skip_step", "fail_step", "rewind", "fork")
 
 
 async def list_runs(board: Board, visit: Visit) -> Content | Response:
     """Show the runs that a query finds, or return all of their ids."""
-    text, after = visit.query.get("q", "").strip(), visit.query.get("after") or None
+    text, after = visit.query.get("q", "").strip(), visit.after
     if visit.query.get("format") == "ids":
-        return StreamingResponse(_ids(board, board.insights.parse(text)), media_type="text/plain")
+        query = board.insights.parse(await board.insights.expand(text))
+        return StreamingResponse(_ids(board, query), media_type="text/plain")
     context: dict[str, Any] = {
         "query_text": text,
         "after": after,
+        "views": await board.insights.views(),
         "terms": (),
         "error": "",
         "bulk_verbs": [verb for verb in VERBS.values() if verb.bulk and visit.may(verb.right)],
     }
     try:
-        query = board.insights.parse(text)
+        query = board.insights.parse(await board.insights.expand(text))
         page = await board.insights.runs(query, after=after)
     except (InvalidArgument, InvalidQuery) as error:
         return Content("runs.html", str(error), {**context, "error": str(error)}, 400)
@@ -80,11 +81,11 @@ async def show_run(board: Board, visit: Visit) -> Content:
         insights = await insights_for(board, visit)
         facts = await insights.run(run_id)
     except RunNotFound:
-        return await _missing(board, visit, run_id)
-    steps = await insights.steps(run_id, visit.query.get("after") or None, STEPS_PER_PAGE)
+        return await _missing(board, run_id)
+    steps = await insights.steps(run_id, visit.after, STEPS_PER_PAGE)
     picture = timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now)
     key = _chosen(visit, facts, steps)
-    pending = _pending(picture, key)
+    pending = picture.pending(key)
     selected = await insights.step(run_id, key) if key and not pending else None
     context = {
         "run": facts.run,
@@ -95,7 +96,7 @@ async def show_run(board: Board, visit: Visit) -> Content:
         "selected": selected,
         "pending": pending,
         "revealed": insights is board.revealed,
-        **_offered(visit, facts, selected, is_pending=pending is not None),
+        **_offered(visit, facts.run.status, _state(pending, selected)),
     }
     topics = () if facts.run.ended_at else (f"run:{run_id}",)
     return Content("run.html", (facts, steps, selected), context, topics=topics)
@@ -108,32 +109,25 @@ def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
     return asked or next(iter(facts.error_steps), last)
 
 
-def _pending(picture: timeline.Timeline, key: str) -> timeline.Bar | None:
-    bars = (bar for _, bars in picture.branches for bar in bars)
-    return next((bar for bar in bars if bar.key == key and bar.step is None), None)
+def _state(pending: timeline.Bar | None, selected: StepDetail | None) -> str:
+    if selected is None:
+        return "pending" if pending else ""
+    return "ok" if selected.step.ok else "failed"
 
 
-def _offered(
-    visit: Visit, facts: RunFacts, selected: StepDetail | None, *, is_pending: bool
-) -> dict[str, Any]:
+def _offered(visit: Visit, status: RunStatus, state: str) -> dict[str, Any]:
     """Return the verbs that make sense now, and that the person may use."""
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
-    fitting = [verb for verb in verbs if facts.run.status in verb.statuses]
-    main = [verb for verb in fitting if verb.name in _MAIN][:2]
-    if is_pending:
-        names: tuple[str, ...] = ("complete_step", "skip_step", "fail_step")
-    elif selected is not None:
-        names = ("rewind", "fork") if selected.step.ok else _REPAIRS
-    else:
-        names = ()
+    fitting = [verb for verb in verbs if status in verb.statuses]
+    main = [verb for verb in fitting if verb.main][:2]
     return {
         "main_verbs": main,
         "other_verbs": [verb for verb in fitting if verb not in main],
-        "step_verbs": [verb for verb in verbs if verb.name in names],
+        "step_verbs": [verb for verb in verbs if state in verb.steps],
     }
 
 
-async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
+async def _missing(board: Board, run_id: str) -> Content:
     """Show runs whose id begins alike, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
@@ -144,35 +138,26 @@ async def _missing(board: Board, visit: Visit, run_id: str) -> Content:
     return Content("run_missing.html", {"error": "not found", "run": run_id}, context, 404)
 
 
-async def download_value(board: Board, visit: Visit) -> Response:
-    """Return a payload, an output or the value of a step as a file."""
+async def download(board: Board, visit: Visit) -> Response:
+    """Return the input, the output or the value of a step as a file, or the run for an import."""
     insights, run_id = await insights_for(board, visit), visit.params["run"]
-    part = visit.query.get("part", "payload")
-    if part == "step":
+    part = visit.choice("part", ("payload", "output", "step"), "payload")
+    value: Any
+    if visit.path.endswith("/export"):
+        part, value = "run", to_json(await insights.export(run_id))
+    elif part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
     else:
         facts = await insights.run(run_id)
         value = facts.output if part == "output" else facts.payload
-    return _attachment(msgspec.json.encode(value), f"{part}.json")
+    headers = {"Content-Disposition": f'attachment; filename="{part}.json"'}
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
 
 
-async def export_run(board: Board, visit: Visit) -> Response:
-    """Return the run as a file that can be imported elsewhere."""
-    bundle = await (await insights_for(board, visit)).export(visit.params["run"])
-    return _attachment(msgspec.json.encode(to_json(bundle)), "run.json")
-
-
-def _attachment(body: bytes, name: str) -> Response:
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(body, media_type="application/json", headers=headers)
-
-
-async def compare(board: Board, visit: Visit) -> Content:
-    """Show how two runs differ."""
-    left, right = visit.query.get("a", ""), visit.query.get("b", "")
-    comparison = await board.insights.compare(left, right) if left and right else None
-    context = {"left": left, "right": right, "comparison": comparison}
-    return Content("compare.html", comparison, context)
+async def compare(insights: Insights, visit: Visit) -> Comparison | None:
+    """Return how two runs differ, if both are named."""
+    left, right = visit.query.get("a"), visit.query.get("b")
+    return await insights.compare(left, right) if left and right else None
 
 
 async def complete(board: Board, visit: Visit) -> Response:

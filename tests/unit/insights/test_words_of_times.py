@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.dashboard.formatting import age, duration, size, time_of_day
 from perdure.insights import Tally
-from perdure.insights.words import tally_words
+from perdure.insights.words import age, duration, size, tally_words, time_of_day
 
 NOW = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
 
@@ -21,7 +20,9 @@ NOW = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
         (0.0004, "<1 ms"),
         (0.0124, "12 ms"),
         (0.9996, "999 ms"),
-        (10.25, "10 s"),
+        (10.25, "10.2 s"),
+        (30, "30 s"),
+        (59.96, "60 s"),
         (3.14, "3.1 s"),
         (61, "1 min 1 s"),
         (22_320, "6 h 12 min"),

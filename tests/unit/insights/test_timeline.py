@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.dashboard.timeline import Scale, draw, merge_spans
 from perdure.insights import InFlight, RunFacts, RunRow, StepRow, WaitFacts, Why
+from perdure.insights.timeline import Scale, draw, merge_spans
 
 START = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
 

@@ -1,0 +1,63 @@
+"""Copies of acts that a crash has lost, from the runs to which the acts belong."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from perdure import codec
+from perdure.clock import parse_iso
+from perdure.errors import PerdureError, StoreError
+from perdure.runtime.acts import KEPT_FOR, act_key
+from perdure.snapshot.acts import acts_of
+from perdure.store import Query, RunSummary, SearchStore
+
+_PAGE = 200
+_AT_ONCE = 16
+
+
+async def restore_acts(
+    store: SearchStore, now: datetime, limit: int | None, *, dry_run: bool
+) -> AsyncGenerator[tuple[int, int]]:
+    """Yield after each page of runs how many were examined, and how many copies were missing."""
+    examined = missing = 0
+    cursor: str | None = None
+    while limit is None or examined < limit:
+        page = await store.search(Query(since=now - KEPT_FOR), _PAGE, after=cursor)
+        for first in range(0, len(page.runs), _AT_ONCE):
+            batch = page.runs[first : first + _AT_ONCE]
+            lost = await _missing(store, batch)
+            missing += len(lost)
+            if not dry_run:
+                await _write(store, lost, now)
+        examined += len(page.runs)
+        yield examined, missing
+        if (cursor := page.cursor) is None:
+            return
+
+
+async def _missing(store: SearchStore, runs: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
+    """Return the acts of some runs that have no copy, by the key that it would have."""
+    found = await asyncio.gather(*(_acts(store, run.id) for run in runs))
+    acts = {act_key(act): act for each in found for act in each}
+    copies = await store.documents.get_many(list(acts)) if acts else []
+    return {key: act for (key, act), copy in zip(acts.items(), copies, strict=True) if not copy}
+
+
+async def _acts(store: SearchStore, run_id: str) -> list[dict[str, Any]]:
+    try:
+        snapshot = await store.load(run_id)
+    except StoreError:
+        raise
+    except PerdureError:
+        # A run that cannot be read must not keep the others from being repaired.
+        return []
+    acts = acts_of(snapshot.get("metadata")) if snapshot is not None else []
+    return [{**act, "run": run_id} for act in acts if act.get("at") and act.get("id")]
+
+
+async def _write(store: SearchStore, acts: dict[str, dict[str, Any]], now: datetime) -> None:
+    for key, act in acts.items():
+        left = KEPT_FOR - (now - parse_iso(act["at"]))
+        if left > timedelta(0):
+            await store.documents.set(key, codec.dumps(act).decode(), ttl=left)

@@ -198,7 +198,7 @@ async def test_many_signals_are_sent_in_one_write(client: Client, worker: Worker
 async def test_concurrent_signals_share_writes(client: Client, worker: Worker) -> None:
     """Each is answered for itself: a web server may call `signal` for each request."""
     runs = await client.trigger_many(approval, [None] * 20)
-    sent = [client.signal(run.run_id, "answered", "yes") for run in runs]
+    sent = [client.signal(run.id, "answered", "yes") for run in runs]
     *results, unknown = await asyncio.gather(*sent, client.signal("unknown", "answered"))
     assert all(results)
     assert unknown.delivery is Delivery.UNKNOWN

@@ -313,7 +313,8 @@ class Execution(ActiveRun):
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
-        return EncodedRecord(key, codec.dumps(record), at, visible, warnings)
+        number = self.history.number()
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, number)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
@@ -324,7 +325,8 @@ class Execution(ActiveRun):
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             failed.arguments = record_of(call.args, self.arguments)
-        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings_of(key, losses))
+        warnings, number = warnings_of(key, losses), self.history.number()
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, number)
         await self._commit(call, record)
         if self._emit is not None:
             took, result = self._since(call.started), outcome_of(visible)

@@ -26,7 +26,6 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.engine.turns import Rank
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
     Event,
@@ -259,11 +258,7 @@ class Execution(ActiveRun):
         raise error
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it, after other branches have shown their undos."""
-        if self.unknown_undos:
-            # At once: the call may be cancelled while it waits.
-            self.find_undo(call)
-        await self.take_turn(call, Rank.SUCCESS if record["ok"] else Rank.FAILURE, key)
+        """Return what a record says, or raise it; a `Replay` does so in the order of records."""
         return self.replay(call, key, record)
 
     def value_of(self, call: StepCall, key: str) -> Any:

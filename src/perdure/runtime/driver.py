@@ -284,7 +284,6 @@ async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
         logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
         return
     requests[:] = requests_in(messages)
-    host.has_requests = bool(requests)
     if (cancel := cancel_in(requests, host.history.rollback)) is not None:
         host.execution.break_off(Cancelled(host.id, cancel.why))
     elif requests:

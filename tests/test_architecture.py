@@ -47,7 +47,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
         ("ahead", "environment", "losses", "records", "started_runs", "tracked"),
         ("history",),
-        ("call", "patches", "turns"),
+        ("call", "patches"),
         ("middleware",),
         ("active_run",),
         ("attempts",),
@@ -59,6 +59,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("approval_steps", "child_steps", "gates"),
         ("step",),
         ("ambient", "function"),
+        ("replay",),
     ),
     "durable": (
         ("committer", "in_flight", "inbox", "owners", "permits", "reports", "states"),

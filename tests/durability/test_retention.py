@@ -363,6 +363,31 @@ class TestResult:
             await runtime.sweep()
         assert await runtime.result("p") == "shipped"
 
+    async def test_steps_are_dropped_if_the_process_dies_after_the_outcome(
+        self, store: MemoryStore, clock: TestClock
+    ) -> None:
+        """The outcome of a child is stored, then its parent is told, then the child is settled."""
+        order = keeping("result")
+
+        @workflow("parent")
+        async def parent(step: Step) -> str:
+            return str(await step.call("child", order, "completed"))
+
+        await runtime_of(store, order, parent, clock=clock).trigger(parent, run_id="p")
+        dying = FaultyStore(store, fail_at=1, verbs={"send"}, stays_down=True)
+        await runtime_of(dying, order, parent, clock=clock).sweep()
+        stored = await store.load("p/1/child")
+        assert stored is not None
+        assert (stored["execution"]["status"], [*stored["steps"]]) == ("completed", ["reserve"])
+        runtime = runtime_of(store, order, parent, clock=clock)
+        for _ in range(3):
+            await clock.advance("1h")
+            await runtime.sweep()
+        assert await runtime.result("p") == "shipped"
+        stored = await store.load("p/1/child")
+        assert stored is not None
+        assert stored["steps"] == {}
+
     async def test_a_child_that_is_still_open_is_cancelled(
         self, store: MemoryStore, clock: TestClock
     ) -> None:

@@ -5,7 +5,7 @@ This is what all stores have in common. `JournaledRun` writes to a store with a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, cast
@@ -48,7 +48,7 @@ class RunHost(calls.RunHost, ABC):
     """One run in this process: its history, its lease, and the execution once that has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
-    `has_requests` says that the inbox has requests of operators. Middleware is told `due_at`: when
+    `replay` calls the function to learn how its steps are undone. Middleware is told `due_at`: when
     the run became due, if that is known.
     """
 
@@ -81,7 +81,8 @@ class RunHost(calls.RunHost, ABC):
         self.around: Around | None = None
         self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
-        self.has_requests = False
+        self.replay: Callable[[], Awaitable[calls.Undos]] | None = None
+        self._undos: calls.Undos | None = None
         self._execution: Execution | None = None
         self._suspension: Suspension | None = None
         self._reports: ReportWriter | None = None
@@ -191,12 +192,15 @@ class RunHost(calls.RunHost, ABC):
         self.execution.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until it is resumed, or the run was suspended and resumed."""
+        """Stop the calling branch until the run was suspended and resumed."""
         await self.suspension.halt(REPLAY + key)
 
-    def resume_branch(self, key: str) -> None:
-        """Let the branch continue that was stopped under this key, if there is one."""
-        self.suspension.resume(REPLAY + key)
+    async def learn_undos(self) -> calls.Undos:
+        """Replay the function, once, and return how its steps are undone."""
+        if self._undos is None:
+            assert self.replay is not None, "a function that is run can be replayed"
+            self._undos = await self.replay()
+        return self._undos
 
     def report(self, report: Mapping[str, Any], /) -> None:
         """Set the run's report, and show it in a document if the store has documents."""

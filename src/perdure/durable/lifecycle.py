@@ -7,7 +7,9 @@ between them is which function runs, and what becomes of the run afterwards.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from datetime import datetime, timedelta
+from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
@@ -15,13 +17,15 @@ from perdure.durable.host import RunHost
 from perdure.durable.journaled_run import JournaledRun
 from perdure.durable.session import Session
 from perdure.durable.snapshot_run import SnapshotRun
+from perdure.engine.call import Undos
 from perdure.engine.environment import Environment
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
 from perdure.engine.middleware import Activation, Around, Middleware
+from perdure.engine.replay import Replay
 from perdure.engine.step import Step
-from perdure.engine.tasks import Task, cancel_and_wait, detached
+from perdure.engine.tasks import Task, cancel_and_wait, detached, outside_runs
 from perdure.errors import Cancelled, DeadlinePassed, PerdureError
 from perdure.events import Bus
 from perdure.result import Err, Result
@@ -38,10 +42,11 @@ class Program(Environment, frozen=True, kw_only=True):
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
     called around the function and its steps. Listeners are told how it ends if it is the run's
-    function.
+    function; else `function` is that.
     """
 
     body: Body
+    function: Body | None = None
     random: Random
     bus: Bus
     deadline: datetime | None = None
@@ -106,17 +111,16 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     )
     if not host.is_saved:
         await save_first(host)
+    with outside_runs():
+        host.replay = partial(_learn_undos, host, program, copy_context())
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
     task = detached(run_function(execution, body, announce=program.is_function))
-    # Not `await task`: that would cancel the task when the caller is cancelled.
-    ended: asyncio.Future[None] = host.session.loop.create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     try:
-        await ended
+        await _ended(task)
     except asyncio.CancelledError:
         # Whatever the function catches: it begins no further step.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
@@ -139,12 +143,48 @@ def _with_middleware(execution: Execution, host: RunHost, program: Program) -> B
     """Return the function as it is called: inside what is to be called around it."""
     if not program.around:
         return program.body
-    epoch = 0 if host.lease is None else host.lease.epoch
-    activation = Activation(epoch, host.takeovers, host.due_at)
-    around = host.around = Around(program.around, execution, activation)
+    around = host.around = _around(execution, host, program)
     if around.has_steps:
         execution.around = around
     return lambda step: around.run(lambda: program.body(step))
+
+
+def _around(execution: Execution, host: RunHost, program: Program) -> Around:
+    epoch = 0 if host.lease is None else host.lease.epoch
+    activation = Activation(epoch, host.takeovers, host.due_at)
+    return Around(program.around, execution, activation)
+
+
+async def _learn_undos(host: RunHost, program: Program, context: Context) -> Undos:
+    """Replay the function of a run beside it, in the context in which the run began."""
+    replay = Replay(
+        workflow=host.history.name,
+        run_id=host.id,
+        history=host.history.replica(),
+        clock=host.clock,
+        random=program.random,
+        environment=program,
+        host=host,
+    )
+    function = program.function or program.body
+    around = _around(replay, host, program)
+    body: Body = lambda step: around.run(lambda: function(step))  # noqa: E731  # as above
+    learning = detached(replay.learn(body), context)
+    try:
+        await _ended(learning)
+    finally:
+        # If the run is broken off in the meantime.
+        await cancel_and_wait([learning])
+    learning.result()
+    stopped_by = replay.broken
+    return Undos(replay.undos, stopped_by if isinstance(stopped_by, Exception) else None)
+
+
+def _ended(task: Task) -> asyncio.Future[None]:
+    """Return a future for the end of a task: awaiting it does not pass a cancellation on."""
+    ended: asyncio.Future[None] = task.get_loop().create_future()
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    return ended
 
 
 def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:

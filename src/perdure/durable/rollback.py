@@ -2,8 +2,7 @@
 
 1. A run that is about to end as failed or cancelled, and has steps that can be undone, is stored
    with the mark `execution.rollback` instead: why it ends, and how. It is due at once.
-2. Its next owner replays the function to learn how each step is undone. Calls without a record do
-   not begin. The function is unwound as soon as all undos are known, or when it gets no further.
+2. Its next owner replays the function to learn how each step is undone: see `engine/replay.py`.
 3. Then the undos run, each a recorded step, the step that was recorded last first. They may be
    retried, suspended and continued like any step.
 4. The run is stored as the mark says, or as failed with `RollbackFailed`.
@@ -17,8 +16,6 @@
 | the last undo | all records | its next owner only stores the end |
 """
 
-from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,12 +25,10 @@ from perdure.clock import isoformat
 from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import Program, run_to_rest
 from perdure.durable.outcome import failed_block
-from perdure.engine.call import StepCall
 from perdure.engine.history import History
 from perdure.engine.sagas import describe, describe_all, undo_all
 from perdure.engine.step import Step
-from perdure.errors import Cancelled, LeaseLost, RollbackFailed, StepFailed, StoreError
-from perdure.events import Bus
+from perdure.errors import RollbackFailed, StepFailed
 from perdure.result import Result
 from perdure.snapshot import ExecutionBlock, Rollback, rewinds_of, set_generation
 from perdure.snapshot.patches import forget_patches
@@ -50,9 +45,6 @@ from perdure.snapshot.rollback import (
 from perdure.store import Rest
 
 Failures = dict[str, Exception]
-
-LONGEST_AWAIT = timedelta(seconds=1)
-"""How long a replay waits for code that awaits neither a step nor another branch."""
 
 
 def end_or_undo(host: RunHost, block: ExecutionBlock, rest: Rest) -> tuple[ExecutionBlock, Rest]:
@@ -83,56 +75,12 @@ async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | 
 
     Return `None` if the run was suspended or broken off, as `run_to_rest` does.
     """
-    known: dict[str, StepCall] = {}
-    stopped_by: BaseException | None = None
-    if any(UNDO + key not in host.history for key in host.history.owed()):
-        await run_to_rest(host, _replay(host, program))
-        stopped_by = host.execution.broken
-        if isinstance(stopped_by, StoreError | LeaseLost | Cancelled):
-            return None
-        known = host.execution.undos
-    return await run_to_rest(host, _undo(host, program, known, stopped_by))
-
-
-def _undo(
-    host: RunHost,
-    program: Program,
-    known: Mapping[str, StepCall],
-    stopped_by: BaseException | None,
-) -> Program:
-    """Return a program that undoes the steps of a run, and says what stopped the replay."""
 
     async def undo(step: Step) -> Failures:
-        run = host.execution
-        run.undos.update(known)
-        if host.has_requests:
-            # They came while the function was replayed, and are applied before an undo begins.
-            host.suspension.pause()
-        failures = await undo_all(run, host.history.owed())
-        if isinstance(stopped_by, Exception):
-            unknown = (key for key in failures if key not in known)
-            stopped = [key for key in unknown if UNDO + key not in run.history]
-            failures.update(dict.fromkeys(stopped, stopped_by))
-        return failures
+        return await undo_all(host.execution, host.history.owed())
 
-    return replace(program, body=undo, deadline=None, is_function=False)
-
-
-def _replay(host: RunHost, program: Program) -> Program:
-    """Return a program that calls the function only to learn how its steps are undone."""
-
-    async def replay(step: Step) -> None:
-        run = host.execution
-        run.replay_only()
-        try:
-            await program.body(step)
-        except Exception as error:  # noqa: BLE001  # the failure that ended the run, or another one
-            run.ended_by = error
-        # Other branches may not have come to their last record yet.
-        await run.hold(StepCall("~end", run.branches.root, None, replay, ()))
-
-    alone = replace(program, body=replay, bus=Bus(), deadline=None, is_function=False)
-    return replace(alone, suspend_after=LONGEST_AWAIT, always_replay=False)
+    undoing = replace(program, body=undo, function=program.body, deadline=None, is_function=False)
+    return await run_to_rest(host, undoing)
 
 
 def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:

@@ -13,8 +13,6 @@ watcher suspends the run when all of this holds:
    warning names the place. If such branches keep running, the run stays in memory, and a warning
    says so once.
 
-By the same signs it finds that it is the turn of a call: see `engine/turns.py`.
-
 So a suspension cuts off no step and no write. What else the function was awaiting is cancelled with
 it, and awaited again when the run resumes.
 """
@@ -44,8 +42,6 @@ Answer: TypeAlias = Received | None
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
-LONGEST_TURN = timedelta(seconds=1)
-"""How long a call waits for its turn while code awaits neither a step nor another branch."""
 _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
@@ -116,13 +112,8 @@ class Suspension:
         return await self._park(pending)
 
     async def halt(self, id: str) -> None:
-        """Stop this branch until it is resumed, or the run was suspended and resumed."""
+        """Stop this branch until the run was suspended and resumed."""
         await self.wait({"id": id, "kind": "event", "event": id})
-
-    def resume(self, id: str) -> None:
-        """Let a branch continue that was stopped, if it still is."""
-        if (pending := self._pending.get(id)) is not None and self._is_pending(pending):
-            self._wake(pending, None)
 
     def add_message(self, message: Message) -> None:
         """Add a message that is not in the store's inbox."""
@@ -210,10 +201,7 @@ class Suspension:
         try:
             while self._pending and self._run.live:
                 self._stale = False
-                if await self._gets_no_further():
-                    if self._run.live and self._run.turns:
-                        self._run.end_turn()
-                        continue
+                if await self._can_suspend():
                     if self._run.live:
                         # A branch may be held before a step that passes a token on, or, with
                         # `always_replay`, after the record of the answer.
@@ -235,56 +223,36 @@ class Suspension:
         finally:
             self._watcher = None
 
-    async def _gets_no_further(self) -> bool:
-        """Return whether the run leaves memory, or a call that waits for its turn continues."""
-        turns = self._run.turns
-        patience = LONGEST_TURN if turns else self._suspend_after
-        if patience is None:
+    async def _can_suspend(self) -> bool:
+        """Return whether the run leaves memory."""
+        if self._suspend_after is None:
             return False
         is_quiet = await self._branches_are_quiet()
-        if turns and not is_quiet:
-            # Nothing says so when they are.
-            self._stale = True
-        if turns and is_quiet and not turns.is_early:
-            return True
         # After the await: a branch may have begun a step in the meantime.
-        if not self._may_leave(patience):
+        if not self._may_leave(self._suspend_after):
             self._held_since = None
             return False
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
-        if not at_work and self._run.replays_only and turns.matter:
-            # A timeout of its own code may let it continue, as it did the first time.
-            at_work = list(self._branches.tasks)
-        if not at_work or (is_quiet and self._without_progress(at_work, patience)):
+        if not at_work or (is_quiet and self._without_progress(at_work, self._suspend_after)):
             return is_quiet
-        # A run that is only replayed does not wait for its own code without end.
-        return self._note_held(at_work, patience) and self._is_replayed
-
-    @property
-    def _is_replayed(self) -> bool:
-        """Whether branches are replayed only for the undos of their steps."""
-        return self._run.replays_only or bool(self._run.turns)
+        self._note_held(at_work, self._suspend_after)
+        return False
 
     def _may_leave(self, suspend_after: timedelta) -> bool:
         """Return whether nothing is in flight and the next wake time is far away."""
-        if self._run.turns:
-            return True
         if self._branches.in_flight or not self._pending:
             return False
         wake_at = self._next_wake()
         is_far = wake_at is None or wake_at - self._clock.now() > suspend_after
         return is_far or self._run.pausing
 
-    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> bool:
-        """Log once that branches which never stop working keep a run that waits in memory.
-
-        Return whether they have done so for long.
-        """
+    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> None:
+        """Log once that branches which never stop working keep a run that waits in memory."""
         now = self._clock.monotonic()
         if self._held_since is None:
             self._held_since = now
         is_long = now - self._held_since >= suspend_after.total_seconds() * _PATIENCE
-        if is_long and not self._said_held and not self._is_replayed:
+        if is_long and not self._said_held:
             self._said_held = True
             logger.warning(
                 "run %r waits, but stays in memory: its own code keeps working beside the wait: "
@@ -292,7 +260,6 @@ class Suspension:
                 self._run.run_id,
                 ", ".join(place(task) for task in at_work),
             )
-        return is_long
 
     async def _branches_are_quiet(self) -> bool:
         """Let ready branches run; return whether all branches wait.
@@ -303,7 +270,7 @@ class Suspension:
         """
         turns = _MOST_TURNS if self._always_replay else _TURNS
         quiet = 0
-        while self._run.turns or not self._branches.in_flight:
+        while not self._branches.in_flight:
             busy = [task for task in self._unparked() if awaited_future(task) is None]
             quiet = 0 if busy else quiet + 1
             if quiet == _STEADY:
@@ -332,14 +299,13 @@ class Suspension:
             return True
         if self._clock.monotonic() - self._still_since < suspend_after.total_seconds():
             return False
-        if not self._is_replayed:
-            logger.warning(
-                "run %r is suspended while its own code awaits something that perdure does not "
-                "recognise; that await is cancelled, and repeated when the run resumes: %s. "
-                "Await it in a step if it must finish first",
-                self._run.run_id,
-                ", ".join(place(task) for task in at_work),
-            )
+        logger.warning(
+            "run %r is suspended while its own code awaits something that perdure does not "
+            "recognise; that await is cancelled, and repeated when the run resumes: %s. "
+            "Await it in a step if it must finish first",
+            self._run.run_id,
+            ", ".join(place(task) for task in at_work),
+        )
         return True
 
     async def _wait_for_change(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from perdure.clock import Clock, SyncedClock, parse_iso
 from perdure.engine.branches import Branches
@@ -17,9 +17,8 @@ from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.history import History
 from perdure.engine.middleware import Around
 from perdure.engine.tasks import outside_runs
-from perdure.engine.turns import Rank, Turns
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
-from perdure.errors import ContinuedAsNew, MissingAbility, RunOver, Suspended
+from perdure.errors import ContinuedAsNew, MissingAbility, RunOver
 from perdure.events import Event
 from perdure.snapshot import PendingWait
 
@@ -29,10 +28,12 @@ class ActiveRun:
 
     `gated` says that a call without a record has to pass `gate` before it begins. The run is
     `pausing` if none may begin, and `replays_only` if the function is called only to learn how its
-    steps are undone: `undos` are those that are known, `unknown_undos` the keys of the others, and
-    `turns` are the calls that wait until other branches have shown theirs.
+    steps are undone, as in `Replay`. `undos` are the calls whose undos are known, by the keys of
+    their records; `replay_stopped_by` is the error that kept a replay from showing others.
     `around` is set if there is middleware for steps. `retries` counts attempts after the first.
     """
+
+    replays_only: ClassVar[bool] = False
 
     __slots__ = (
         "_broken",
@@ -47,12 +48,10 @@ class ActiveRun:
         "host",
         "pausing",
         "random",
-        "replays_only",
+        "replay_stopped_by",
         "retries",
         "run_id",
-        "turns",
         "undos",
-        "unknown_undos",
         "workflow",
     )
 
@@ -74,11 +73,9 @@ class ActiveRun:
         self.branches = Branches()
         self.around: Around | None = None
         self.retries = 0
-        self.pausing = self.replays_only = False
-        self.unknown_undos = set(history.owed()) if history.marked else set()
-        self.gated = bool(self.unknown_undos)
-        self.turns = Turns(history, self.unknown_undos)
+        self.gated = self.pausing = False
         self.undos: dict[str, StepCall] = {}
+        self.replay_stopped_by: Exception | None = None
         self._emit = emit
         self._broken: BaseException | None = None
         self._over = self._warned = False
@@ -143,12 +140,6 @@ class ActiveRun:
         """Let no call without a record begin."""
         self.gated = self.pausing = True
 
-    def replay_only(self) -> None:
-        """Answer calls from their records only, until the undos of all steps are known."""
-        # Calls that begin too late are expected then, and not worth a warning.
-        self.replays_only = self._warned = True
-        self.pause()
-
     @property
     def stops(self) -> bool:
         """Whether the calling branch must not get further than its records."""
@@ -160,22 +151,8 @@ class ActiveRun:
         # A scope is closed while its own undos run.
         if (scope := SCOPE.get()) is not None and call.kind != "undo":
             await scope.stop(call)
-        if self.pausing and (self.replays_only or not is_wait):
+        if self.pausing and not is_wait:
             await self.hold(call)
-        if call.kind != "undo":
-            # What is recorded happened before this call.
-            await self.take_turn(call, Rank.NEW)
-
-    async def take_turn(self, call: StepCall, rank: Rank, key: str = "") -> None:
-        """Let other branches come as far as they were when this call was made."""
-        if self.turns.matter and len(self.branches.tasks) > 1:
-            with self.turns.wait(call.wait_id(), rank, key):
-                await self.hold(call)
-
-    def end_turn(self) -> None:
-        """Let the next of the calls that wait for their turn continue."""
-        assert self.host is not None, "only a run with undos waits for turns"
-        self.host.resume_branch(self.turns.next())
 
     async def admit(self, call: StepCall) -> None:
         """Return when a step that has no record may begin, which a person may have to approve."""
@@ -203,15 +180,11 @@ class ActiveRun:
         self.undos[key] = call
         if (scope := SCOPE.get()) is not None:
             call.undo_retry = scope.retry
-        self.unknown_undos.discard(key)
-        if self.replays_only and not self.unknown_undos:
-            # Whatever else the function does when it is replayed, nothing needs it.
-            self.break_off(Suspended())
 
     def find_undo(self, call: StepCall) -> None:
         """Remember how a step is undone whose record is not asked for."""
         key = self.history.find(call.path, call.call)
-        if key is not None and key in self.unknown_undos and call.undo is not None:
+        if key is not None and call.undo is not None:
             self.add_undo(call, key)
 
     async def spend(self, wait: PendingWait) -> Received | None:

@@ -150,7 +150,8 @@ class Branches:
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
     nothing is in flight any more. `calls` are those that are in flight or parked. `cancelled` says
     that every branch has been told to stop: what still runs is unwinding. `handle` is what the
-    workflow function was given, while it runs.
+    workflow function was given, while it runs. `task_class` is that of the tasks of its branches,
+    if it is not for the event loop to choose.
     """
 
     __slots__ = (
@@ -164,6 +165,7 @@ class Branches:
         "on_change",
         "parked",
         "root",
+        "task_class",
         "tasks",
         "when_idle",
     )
@@ -177,6 +179,7 @@ class Branches:
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
         self.cancelled = False
+        self.task_class: type[Task] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -346,7 +349,10 @@ class _Factory:
         try:
             if (context := options.get("context")) is not None:
                 context.run(POSITION.set, branch)
-            task = self._create(loop, coro, options)
+            if branch.branches.task_class is not None:
+                task = branch.branches.task_class(coro, loop=loop, **options)
+            else:
+                task = self._create(loop, coro, options)
         finally:
             POSITION.reset(token)
         branch.branches.add(branch, task)

@@ -216,6 +216,16 @@ def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str
     return hashlib.sha256(identity).hexdigest()[:32]
 
 
+class Undos(NamedTuple):
+    """What a replay has learned: calls of steps that can be undone, by the keys of their records.
+
+    `stopped_by` is the error that kept it from others, if there was one.
+    """
+
+    calls: Mapping[str, StepCall]
+    stopped_by: Exception | None
+
+
 NO_STORE = "a Workflow in this process"
 """What a run has instead of a host if nothing stores its records."""
 
@@ -278,9 +288,9 @@ class RunHost(Protocol):
         ...
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until it is resumed, or the run was suspended and resumed."""
+        """Stop the calling branch until the run was suspended and resumed."""
         ...
 
-    def resume_branch(self, key: str) -> None:
-        """Let the branch continue that was stopped under this key, if there is one."""
+    async def learn_undos(self) -> Undos:
+        """Replay the function, once, and return how its steps are undone."""
         ...

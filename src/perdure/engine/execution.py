@@ -27,7 +27,6 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.engine.turns import Rank
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
     Event,
@@ -278,11 +277,7 @@ class Execution(ActiveRun):
         raise error
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it, after other branches have shown their undos."""
-        if self.unknown_undos:
-            # At once: the call may be cancelled while it waits.
-            self.find_undo(call)
-        await self.take_turn(call, Rank.SUCCESS if record["ok"] else Rank.FAILURE, key)
+        """Return what a record says, or raise it; a `Replay` does so in the order of records."""
         return self.replay(call, key, record)
 
     def value_of(self, call: StepCall, key: str) -> Any:
@@ -333,7 +328,8 @@ class Execution(ActiveRun):
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
-        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took)
+        number = self.history.number()
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took, number)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure and raise it as the function will see it from now on."""
@@ -345,8 +341,8 @@ class Execution(ActiveRun):
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             failed.arguments = record_of(call.args, self.arguments)
-        warnings = warnings_of(key, losses)
-        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, took)
+        warnings, number = warnings_of(key, losses), self.history.number()
+        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, took, number)
         await self._commit(call, record)
         if self._emit is not None:
             span, result = timedelta(milliseconds=took), outcome_of(visible)

@@ -287,6 +287,13 @@ class History(Records):
         empty.asks = self.asks
         return empty
 
+    def replica(self) -> "History":
+        """Return a history with the same records, which code may use without a change to this."""
+        replica = History(self.name)
+        replica.metadata = Tracked(self.metadata)
+        replica.load(self.steps())
+        return replica
+
     def copy(self) -> "History":
         """Return the history as it is now; what is recorded later is not in it."""
         copied = History(self.name)

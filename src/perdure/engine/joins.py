@@ -9,12 +9,10 @@ from typing import Any, NoReturn, TypeAlias
 
 from perdure.clock import isoformat
 from perdure.engine.branches import Branch
-from perdure.engine.call import ASKS, SCOPE, StepCall
+from perdure.engine.call import ASKS, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
-from perdure.engine.sagas import LostBranch
 from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
-from perdure.engine.turns import Rank
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
@@ -82,9 +80,8 @@ async def run_each(
                     raise
                 failures[index] = error
                 if not collect:
-                    # Recorded calls answer without yielding, in order, or in the order of their
-                    # records: a replay gets here before it could start a call that the first run
-                    # did not.
+                    # Recorded calls answer without yielding, in order: a replay gets here before it
+                    # could start a call that the first run did not.
                     for _, skipped in todo:
                         run.find_undo(skipped)
                     _skip(run, flattened(todo))
@@ -165,8 +162,10 @@ async def race(
         branches = [parent.child(name if isinstance(name, str) else "") for name in names]
         racers = [Racer(*each) for each in zip(names, branches, work, strict=True)]
         found = run.recorded(call)
+        if run.replays_only:
+            return await _replay_all(run, call, racers, found)
         if found is None and run.gated and run.stops:
-            return await _replay_all(run, call, racers)
+            return await _stop(run, call, racers)
         if found is None:
             try:
                 return await _decide(run, call, parent, racers)
@@ -174,10 +173,9 @@ async def race(
                 _note_unseen(run, racers)
                 raise
         winner = None if not found[1]["ok"] else _recorded_winner(run, call, racers, *found)
-        _replay_losers(run, [racer for racer in racers if racer is not winner])
         if winner is None:
             return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
-        _, task = await _first_to_end(run, call, [winner])
+        _, task = await _first_to_end(run, [winner])
         return winner.name, task.result()
     finally:
         _discard(run, work)
@@ -187,7 +185,7 @@ async def _decide(
     run: Execution, call: StepCall, parent: Branch, racers: Sequence[Racer]
 ) -> tuple[Name, Any]:
     run.begin(call)
-    winner, task = await _first_to_end(run, call, racers)
+    winner, task = await _first_to_end(run, racers)
     run.branches.begin(call)
     try:
         answered = _answered(run, winner, racers)
@@ -238,8 +236,8 @@ def _value_of(run: Execution, racer: Racer) -> Any:
     return run.replay(racer.call, *found)
 
 
-async def _replay_all(run: Execution, call: StepCall, racers: Sequence[Racer]) -> NoReturn:
-    """Replay a race that is not to be decided, as far as the records of its branches go."""
+async def _stop(run: Execution, call: StepCall, racers: Sequence[Racer]) -> NoReturn:
+    """Replay a race in a scope that is closed, as far as the records of its branches go."""
     tasks = [racer.start() for racer in racers]
     try:
         await asyncio.wait(tasks)
@@ -249,15 +247,30 @@ async def _replay_all(run: Execution, call: StepCall, racers: Sequence[Racer]) -
     raise AssertionError("a call that has no record does not get here")
 
 
-def _replay_losers(run: Execution, losers: Sequence[Racer]) -> None:
-    """Let branches that lost show how their steps are undone; they do nothing else."""
-    if run.unknown_undos:
-        outer = SCOPE.get()
-        # Tasks inherit the scope that is set when they are created.
-        SCOPE.set(LostBranch(run))
-        for racer in losers:
-            racer.start().add_done_callback(_retrieve)
-        SCOPE.set(outer)
+async def _replay_all(
+    run: Execution, call: StepCall, racers: Sequence[Racer], found: tuple[str, StepRecord] | None
+) -> tuple[Name, Any]:
+    """Replay all branches of a race, so that they show how their steps are undone.
+
+    The losers are cancelled as they were the first time, and not awaited.
+    """
+    tasks = {racer.name: racer.start() for racer in racers}
+    for task in tasks.values():
+        task.add_done_callback(_retrieve)
+    try:
+        if found is None:
+            await asyncio.wait(tasks.values())
+            await run.gate(call)
+            raise AssertionError("a call that has no record does not get here")
+        if not found[1]["ok"]:
+            return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
+        winner = _recorded_winner(run, call, racers, *found).name
+        await asyncio.wait([tasks[winner]])
+        return winner, tasks[winner].result()
+    finally:
+        below = run.branches.tasks_below(racer.branch for racer in racers)
+        for task in (*tasks.values(), *below):
+            task.cancel()
 
 
 def _retrieve(task: Task) -> None:
@@ -266,9 +279,7 @@ def _retrieve(task: Task) -> None:
         task.exception()
 
 
-async def _first_to_end(
-    run: Execution, call: StepCall, racers: Sequence[Racer]
-) -> tuple[Racer, Task]:
+async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
     If several ended in one iteration of the event loop, it is the first of them in their order.
@@ -279,8 +290,6 @@ async def _first_to_end(
     tasks = [racer.start() for racer in racers]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        # The others may have come further before a crash than they have now.
-        await run.take_turn(call, Rank.RACE)
     finally:
         below = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *below])

@@ -6,6 +6,7 @@ to the store: one encoding serves both, and code that later changes the value ca
 was recorded. Loaded records stay dicts.
 """
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -25,7 +26,8 @@ Stored: TypeAlias = bytes | StepRecord
 
 class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     """A record on its way to the store: its key and JSON, when it was made, the value the function
-    will see, warnings about what of it was lost, and how many milliseconds the step has taken.
+    will see, warnings about what of it was lost, how many milliseconds the step has taken, and its
+    number among those of this process.
     """
 
     key: str
@@ -34,6 +36,7 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     value: Any
     warnings: tuple[dict[str, str], ...] = ()
     took: float = 0.0
+    number: int = 0
 
 
 class Records:
@@ -44,9 +47,12 @@ class Records:
 
     __slots__ = (
         "_calls",
+        "_early",
+        "_expected",
         "_foreign",
         "_loaded",
         "_next",
+        "_numbers",
         "_records",
         "_silent",
         "_skipped",
@@ -57,6 +63,8 @@ class Records:
     def __init__(self) -> None:
         self._records: dict[str, Stored] = {}
         self._calls: dict[str, dict[str, str]] = {}
+        self._numbers, self._expected = 0, 1
+        self._early: list[tuple[int, str]] = []
         self._next: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
@@ -119,10 +127,19 @@ class Records:
             calls[call] = key
         return key
 
+    def number(self) -> int:
+        """Return the number of a record that is being made."""
+        self._numbers += 1
+        return self._numbers
+
     def publish(self, record: EncodedRecord) -> None:
         """Make a record answer its calls from now on; it replaces one under the same key."""
         key = self.last_key = record.key
         self._records[key] = record.json
+        if record.number == self._expected and not self._early:
+            self._expected += 1
+        else:
+            self._reorder(record.number, key)
         # Most runs have none of these, and their steps do not pay for them.
         if self._silent:
             self._silent.discard(key)
@@ -132,6 +149,18 @@ class Records:
             self.warnings = [w for w in self.warnings if w["stepId"] != key]
         if record.warnings:
             self.warnings += record.warnings
+
+    def _reorder(self, number: int, key: str) -> None:
+        """Move the records behind this one that were made after it, and published before.
+
+        The store had it first, but a transaction answers later than other writes do.
+        """
+        place = bisect(self._early, (number, key))
+        for _, key_after in self._early[place:]:
+            self._records[key_after] = self._records.pop(key_after)
+        self._early.insert(place, (number, key))
+        while self._early and self._early[0][0] <= self._expected:
+            self._expected = max(self._expected, self._early.pop(0)[0] + 1)
 
     def silence(self, key: str, json: bytes) -> None:
         """Replace a published record by one that no longer answers any call."""

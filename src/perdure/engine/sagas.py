@@ -1,8 +1,8 @@
 """Sagas: scopes whose steps are undone if their block fails, and undos, which are steps too.
 
 That a scope is undone is recorded before its first undo begins. From then on the scope is closed,
-also for a replay after a crash: steps in it answer from their records, so that their undos are
-known, and a call without a record does not begin, but raises what ended the block.
+also for a replay after a crash: steps in it answer from their records, a call without a record does
+not begin, but raises what ended the block, and so does the block, whatever else raises in it now.
 
 If the block was cancelled, because its branch lost a race or a sibling failed, such a call waits
 instead, until the block is cancelled again as it was then.
@@ -12,15 +12,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from functools import wraps
-from itertools import chain, repeat
 from typing import Any
 
 from perdure import codec
 from perdure.engine.branches import Branch
 from perdure.engine.call import NO_STORE, SCOPE, StepCall
 from perdure.engine.execution import Execution
+from perdure.engine.failures import leading_to
 from perdure.engine.invoke import invoke
-from perdure.engine.tasks import Interrupted, cancel_and_wait, finish
+from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
 from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
 from perdure.result import Err
 from perdure.retry import Retry
@@ -32,31 +32,12 @@ logger = logging.getLogger(__name__)
 UNDO_RETRY = Retry(5)
 """How undos are retried whose scope does not say it."""
 
-_TURNS, _PAUSE, _PAUSES = 100, 0.1, 100
-"""How a scope waits for branches to show the undos of steps that they have recorded."""
-
-
-class LostBranch:
-    """The scope of a branch that lost a race, and is replayed only for the undos of its steps."""
-
-    is_closed = is_recorded = True
-
-    def __init__(self, run: Execution) -> None:
-        self.outer = SCOPE.get()
-        self.names: tuple[str, ...] = () if self.outer is None else self.outer.names
-        self.retry: Retry | None = None if self.outer is None else self.outer.retry
-        self._run = run
-        run.gated = True
-
-    async def stop(self, call: StepCall) -> None:
-        """Wait until the run leaves memory."""
-        await _wait_forever(self._run, call)
-
 
 class Saga:
     """A block whose steps are undone if it raises; the exception then propagates.
 
-    The record of an ended scope has the keys that are undone, and what ended the block.
+    The record of an ended scope has the keys that are undone, what ended the block, and the keys of
+    the failures which led to that.
     """
 
     def __init__(self, run: Execution, id: str, retry: Retry | None) -> None:
@@ -73,6 +54,7 @@ class Saga:
         self.names: tuple[str, ...] = ()
         self._is_entered = self._is_closing = False
         self._record: dict[str, Any] | None = None
+        self._key = ""
         self._before: list[Branch] = []
 
     async def __aenter__(self) -> None:
@@ -84,7 +66,7 @@ class Saga:
         outer = () if self.outer is None else self.outer.names
         self.names = (*outer, self._name)
         if (found := run.recorded(self._call)) is not None:
-            self._record = run.replay(self._call, *found)
+            self._key, self._record = found[0], run.replay(self._call, *found)
             run.gated = True
         self._before = self._started()
         SCOPE.set(self)
@@ -101,8 +83,12 @@ class Saga:
             await self._stop_here(self._call)
         if not isinstance(error, Exception | asyncio.CancelledError):
             return
+        if run.replays_only:
+            await self._replay(error)
+            return
         if self._record is None and (self._is_left_to_outer or self._has_nothing_to_undo()):
             return
+        was_recorded = self._record is not None
         self._is_closing = run.gated = True
         # In a task of its own: the block may be cancelled, once more and again, and undos are not
         # to be broken off by that. Its branch has no parent, so that no race cancels it.
@@ -112,10 +98,21 @@ class Saga:
         except Interrupted as interrupted:
             self._note(error, interrupted.answer)
             raise asyncio.CancelledError from None
-        ended_by = self._note(error, failures)
+        self._raise(error, self._note(self._recall(error) if was_recorded else error, failures))
+
+    def _raise(self, error: BaseException, ended_by: BaseException) -> None:
         # A cancellation stays one: code that catches exceptions must not stop it.
         if ended_by is not error and isinstance(error, Exception):
             raise ended_by
+
+    async def _replay(self, error: BaseException) -> None:
+        """Let the block end as it did the first time, if that is recorded; nothing is undone."""
+        if self._record is not None:
+            for task in self._tasks():
+                task.cancel()
+            tried = (key for key in self._record["undoes"] if UNDO + key in self._run.history)
+            failures = await undo_all(self._run, tried)
+            self._raise(error, self._note(self._recall(error), failures))
 
     @property
     def retry(self) -> Retry | None:
@@ -155,33 +152,41 @@ class Saga:
             await self.outer.stop(call)
 
     async def _stop_here(self, call: StepCall) -> None:
-        assert self._record is not None, "the scope is closed"
-        await self._wait_for_undos()
-        cause: Any = self._record.get("cause")
-        if cause is None:
+        if (cause := self.cause) is None:
             await _wait_forever(self._run, call)
         else:
-            _, error = result_of(cause, self._id, lambda: None, self._run.errors)
-            assert error is not None, "what ended a block is an exception"
-            raise error
+            raise cause
 
-    async def _wait_for_undos(self) -> None:
-        """Wait until other branches have been replayed as far as their records go."""
-        run = self._run
-        pauses = chain(repeat(0, _TURNS), repeat(_PAUSE, _PAUSES))
-        # If the function has changed, some stay unknown, and are reported as not undone.
-        while not run.unknown_undos.isdisjoint(run.history.owed(self._name)):
-            if (pause := next(pauses, None)) is None:
-                return
-            await run.clock.sleep(pause)
+    @property
+    def cause(self) -> Exception | None:
+        """What ended the block the first time, if that is recorded and was not a cancellation."""
+        if self._record is None or self._record.get("cause") is None:
+            return None
+        cause: Any = self._record["cause"]
+        _, error = result_of(cause, self._id, lambda: None, self._run.errors)
+        assert isinstance(error, Exception), "what ended a block is an exception"
+        return error
+
+    def _recall(self, error: BaseException) -> BaseException:
+        """Return what ended the block the first time: of several branches, another may have failed
+        first now.
+        """
+        assert self._record is not None, "the scope is closed"
+        run, failed = self._run, self._record.get("failed", ())
+        if leading_to(run.failures, error) == failed or (cause := self.cause) is None:
+            return error
+        if not failed:
+            return cause
+        first = run.failures.setdefault(failed[0], cause)
+        if describe(first) == describe(cause):
+            return first
+        cause.__cause__ = first
+        return cause
 
     async def _roll_back(self, error: BaseException) -> dict[str, Exception]:
         """Undo the steps of the scope; return what kept some of them from being undone."""
         run = self._run
-        await self._wait_for_undos()
-        tasks = run.branches.tasks
-        started = [branch for branch in self._started() if not self._is_older(branch)]
-        await cancel_and_wait([task for task in tasks if tasks[task] in started])
+        await cancel_and_wait(self._tasks())
         if self._record is None:
             if not run.history.owed(self._name):
                 return {}
@@ -193,6 +198,12 @@ class Saga:
         below = self._run.branches.tasks_below([self._call.branch])
         return [self._run.branches.tasks[task] for task in below]
 
+    def _tasks(self) -> list[Task]:
+        """Return the tasks that the block has started, and those below them."""
+        tasks = self._run.branches.tasks
+        started = [branch for branch in self._started() if not self._is_older(branch)]
+        return [task for task in tasks if tasks[task] in started]
+
     def _is_older(self, branch: Branch) -> bool:
         """Return whether a branch, or one that it comes from, was started before the block."""
         return any(branch is old or branch.is_below(old) for old in self._before)
@@ -201,8 +212,13 @@ class Saga:
         """Record that the scope is undone, and why."""
         run, call = self._run, self._call
         async with run.in_flight(call):
-            value = {"undoes": run.history.owed(self._name), "cause": self._encode(error)}
+            value = {
+                "undoes": run.history.owed(self._name),
+                "cause": self._encode(error),
+                "failed": leading_to(run.failures, error),
+            }
             decision: dict[str, Any] = await run.succeed(call, value)
+            self._key = call.record_key
             return decision
 
     def _encode(self, error: BaseException) -> Any:
@@ -220,7 +236,8 @@ class Saga:
             if not isinstance(error, Exception):
                 logger.error("run %r: %s", self._run.run_id, failed)
             error = failed
-        self._run.saga_failures[self._call.record_key or self._call.call] = error
+        if self._key:
+            self._run.saga_failures[self._key] = error
         return error
 
 
@@ -234,7 +251,7 @@ def check_undo(undo: object) -> Callable[[Any], object]:
 async def _wait_forever(run: Execution, call: StepCall) -> None:
     """Stop the calling branch until it is cancelled."""
     if run.replays_only:
-        await run.hold(call)
+        await run.gate(call)
     await asyncio.Event().wait()
 
 
@@ -242,6 +259,7 @@ async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
     """Undo steps, the one that was recorded last first; return what kept some from being undone."""
     failures: dict[str, Exception] = {}
     chosen = set(keys)
+    await _learn(run, chosen)
     for key in reversed([key for key in run.history if key in chosen]):
         try:
             await _undo(run, key)
@@ -252,6 +270,25 @@ async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
     return failures
 
 
+async def _learn(run: Execution, keys: Iterable[str]) -> None:
+    """Replay the function if there is a step of which it is not known how it is undone.
+
+    This activation may not have come to its call: another branch was faster than the first time.
+    """
+    unknown = [key for key in keys if key not in run.undos and UNDO + key not in run.history]
+    if not unknown or run.replays_only:
+        return
+    assert run.host is not None, "a step with an undo has a host"
+    call = StepCall("~replay", run.branches.root, None, _learn, ())
+    run.branches.begin(call)
+    try:
+        learned = await run.host.learn_undos()
+    finally:
+        run.branches.end(call)
+    run.undos = {**learned.calls, **run.undos}
+    run.replay_stopped_by = learned.stopped_by
+
+
 async def _undo(run: Execution, key: str) -> None:
     """Undo a step, unless that is recorded; raise if it failed, or its undo is not known."""
     undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
@@ -260,7 +297,7 @@ async def _undo(run: Execution, key: str) -> None:
     if run.recorded(undo) is None:
         call = run.undos.get(key)
         if call is None or call.undo is None:
-            raise PerdureError(
+            raise run.replay_stopped_by or PerdureError(
                 f"the function no longer passes an undo for step {key!r}, or no longer calls it"
             )
         undo.fn, undo.args = _without_value(call.undo), (run.value_of(call, key),)

@@ -16,15 +16,19 @@ version:
 - `cr_frame.f_locals` of a coroutine that has not started: the arguments of the call that made it.
 - `asyncio.coroutines._is_coroutine`: marks a function that returns a coroutine, up to Python 3.11.
 - `BaseEventLoop._ready`: the callbacks that the loop runs next. Other loops do not have it.
+- `BaseEventLoop._scheduled`: its timers, with the context of the code that set each (`_context`).
+- the local variable `self` of the code that cancels a task, or takes that back: the `Timeout`,
+  `TaskGroup` or scope of anyio that does it.
 
 Whatever is not recognised counts as unknown. The caller then decides by time, never by a guess.
 """
 
 import asyncio
 import inspect
+import math
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from types import CodeType, FrameType
 from typing import Any, TypeAlias, TypeVar
 
@@ -67,10 +71,10 @@ class outside_runs:  # noqa: N801  # a context manager, like contextlib.suppress
         POSITION.reset(self._token)
 
 
-def detached(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-    """Start a task that belongs to no run."""
+def detached(work: Coroutine[Any, Any, T], context: Context | None = None) -> "asyncio.Task[T]":
+    """Start a task that belongs to no run, in a context or in a copy of the current one."""
     with outside_runs():
-        return asyncio.get_running_loop().create_task(work)
+        return asyncio.get_running_loop().create_task(work, context=context)
 
 
 async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = lambda: False) -> T:
@@ -113,6 +117,92 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             task.exception()  # marks it as retrieved: it is recorded, or no code waits for it
     if cancelled:
         raise asyncio.CancelledError
+
+
+class CancelRequest:
+    """A cancellation of a task that is not delivered yet.
+
+    `source` requested it, `count` times. It `is_soft` if it comes from a timeout around a part of
+    the task's code: the task then continues after that part.
+    """
+
+    __slots__ = ("count", "is_soft", "message", "source")
+
+    def __init__(self, source: object, message: object) -> None:
+        self.source, self.message = source, message
+        self.count = 0
+        deadline = getattr(source, "_deadline", math.inf)
+        self.is_soft = isinstance(source, asyncio.Timeout) or deadline != math.inf
+
+
+class PatientTask(asyncio.Task[Any]):
+    """A task whose cancellations are kept in `requests`, the oldest first, until `deliver`.
+
+    A request that its source takes back before that was never made. `hurry` ends all patience.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Any], **options: Any) -> None:
+        # First: an eager task runs inside of the constructor of its base class.
+        self.requests: dict[int, CancelRequest] = {}
+        self._is_patient = True
+        super().__init__(work, **options)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Request a cancellation."""
+        if not self._is_patient or self.done():
+            return super().cancel(msg)
+        source = _requester(sys._getframe(1))
+        # The request refers to the source, whose id therefore stays its own.
+        request = self.requests.setdefault(id(source), CancelRequest(source, msg))
+        request.count += 1
+        return True
+
+    def uncancel(self) -> int:
+        """Take back a cancellation, whether it has been delivered or not."""
+        source = id(_requester(sys._getframe(1)))
+        request = self.requests.get(source)
+        if request is None:
+            return super().uncancel()
+        request.count -= 1
+        if not request.count:
+            del self.requests[source]
+        return self.cancelling()
+
+    def deliver(self, request: CancelRequest) -> None:
+        """Cancel the task as it was requested."""
+        del self.requests[id(request.source)]
+        super().cancel(request.message)
+
+    def hurry(self) -> None:
+        """Cancel the task, and deliver all later cancellations at once."""
+        self._is_patient = False
+        super().cancel()
+
+
+def _requester(frame: FrameType) -> object:
+    """Return the object whose method cancels a task, or takes that back."""
+    names = frame.f_locals
+    # A scope of anyio also cancels the tasks of the scopes inside of it.
+    return names.get("origin", names.get("self"))
+
+
+def timers_where(is_wanted: Callable[[object], bool]) -> list[asyncio.TimerHandle]:
+    """Return the timers that were set by code at a wanted `POSITION`, the next one first."""
+    scheduled = getattr(asyncio.get_running_loop(), "_scheduled", ())
+    timers: list[Any] = [timer for timer in scheduled if not timer.cancelled()]
+    found = [timer for timer in timers if is_wanted(timer._context.get(POSITION))]
+    return sorted(found, key=lambda timer: timer.when())
+
+
+def fire(timer: Any) -> None:
+    """Let the time of a timer come now."""
+    scope = getattr(timer._callback, "__self__", None)
+    if scope is not None and hasattr(scope, "deadline"):
+        # One of anyio, which looks at the time itself.
+        scope.deadline = -math.inf
+    else:
+        timer._run()
+        timer.cancel()
 
 
 def arguments_of(work: object) -> Mapping[str, Any]:
@@ -205,6 +295,19 @@ def awaits_only(task: Task, branches: Collection[Task]) -> bool:
     return all(_ends_with(future, branches) for future in join(frame.f_locals))
 
 
+def awaits_primitive(task: Task) -> bool:
+    """Return whether a task waits for an asyncio primitive, which another one releases."""
+    frame = _innermost_frame(task)
+    return frame is not None and _joins().get(frame.f_code) is _primitive
+
+
+def sleeps(task: Task) -> bool:
+    """Return whether a task waits for nothing but a timer that the event loop tells of."""
+    frame = _innermost_frame(task)
+    is_asleep = frame is not None and frame.f_code is _SLEEP
+    return is_asleep and hasattr(task.get_loop(), "_scheduled")
+
+
 def _ends_with(future: Future, branches: Collection[Task]) -> bool:
     """Return whether a future is done, or will be when branches are."""
     if future.done() or future in branches:
@@ -249,6 +352,7 @@ def _innermost_frame(task: Task) -> FrameType | None:
 Join: TypeAlias = Callable[[dict[str, Any]], Iterable[Future]]
 
 _WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognised, not called
+_SLEEP = asyncio.sleep.__code__  # noqa: TID251  # recognised, not called
 _STARTS = frozenset(
     {
         asyncio.BaseEventLoop.create_task.__code__,

@@ -95,7 +95,7 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
         )
     if run.replays_only:
         branch = run.branches.current(run.run_id, "step.continue_as_new")
-        await run.hold(StepCall("~continue", branch, None, continue_as_new, ()))
+        await run.gate(StepCall("~continue", branch, None, continue_as_new, ()))
     run.begin_again(run.encode_input(payload))
     await asyncio.get_running_loop().create_future()
     raise AssertionError("the run is unwound by a cancellation")

@@ -48,7 +48,13 @@ from perdure.runtime.edits import (
 from perdure.runtime.ends import is_called_again, leftovers_in, report_end, watchers_in
 from perdure.runtime.registry import Registry
 from perdure.runtime.requests import Requested, cancel_in, requests_in
-from perdure.runtime.settlement import Rested, apply_requests, end_failed, leave
+from perdure.runtime.settlement import (
+    Rested,
+    apply_requests,
+    end_failed,
+    keeps_only_result,
+    leave,
+)
 from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.runtime.transitions import lease_request, old_requests
 from perdure.runtime.verbs import continue_over
@@ -203,6 +209,9 @@ class Driver:
             raise
         block, rest = edit.rest(host)
         rest = replace(rest, wake_at=None)
+        if keeps_only_result(rest.status, self.registry.find(host.history.name), self.keep):
+            # Its owner died before it could.
+            host.history = host.history.without_records()
         data = await settle(host, block, rest, [message.id for message in watchers])
         return None if data is None else Rested(data, rest.status)
 
@@ -276,7 +285,6 @@ async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
         logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
         return
     requests[:] = requests_in(messages)
-    host.has_requests = bool(requests)
     if (cancel := cancel_in(requests, host.history.rollback)) is not None:
         host.execution.break_off(Cancelled(host.id, cancel.why))
     elif requests:

@@ -98,12 +98,19 @@ async def _end_function(
 ) -> Rested:
     """Store the result of a run's function."""
     outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
-    keep = definition.keep or keep
-    drops_records = isinstance(outcome, Ok) and keep is not None and keep.what == "result"
+    drops_records = keeps_only_result(status, definition, keep)
     rested = await _end(host, block, Rest(status), drops_records=drops_records)
     if isinstance(outcome, Err):
         log_failed_run(host, outcome)
     return rested
+
+
+def keeps_only_result(
+    status: str, definition: Definition[Any, Any] | None, keep: Keep | None
+) -> bool:
+    """Return whether the steps of a run that ended so are dropped; `keep` is the default."""
+    keep = (None if definition is None else definition.keep) or keep
+    return status == "completed" and keep is not None and keep.what == "result"
 
 
 async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:

@@ -179,10 +179,19 @@ class _Checker:
         own = () if is_group else line.tokens
         for retry in (retry for retry in self.cuts if seen < retry < at):
             tokens = self.lines[retry].tokens
-            first = min(self.durable.get(token, 0) for token in tokens)
+            first = min(map(self._numbered, tokens))
             if not {*tokens}.isdisjoint(own) if own else first <= seen:
                 return True
         return False
+
+    def _numbered(self, token: str) -> int:
+        """Return where the record with a token had its place among the others, or earlier."""
+        begun = self.begun.get(token)
+        command = None if begun is None else self.model.commands.get(self.lines[begun].path)
+        if begun is not None and isinstance(command, lang.Transaction):
+            # Before the commit: what was recorded during that comes after it.
+            return begun
+        return self.durable.get(token, 0)
 
     def executions(self) -> Iterator[Violation]:
         """A step whose value was seen is not executed again, and no attempt is made twice."""
@@ -461,10 +470,13 @@ class _Checker:
             yield Violation("one record", f"two records for one call: {sorted(records)}")
 
     def errors(self) -> Iterator[Violation]:
-        """Nothing is logged at ERROR except a run that failed."""
-        failed = self.ends[-1].status == "failed" or bool(self.at["retry"])
+        """Nothing is logged at ERROR except a run that failed, or an undo of a cancelled saga."""
+        end = self.ends[-1]
+        failed = end.status == "failed" or bool(self.at["retry"])
         for at in self.at["error"]:
-            if not (failed and self.run in self.lines[at].text):
+            is_undo = "was rolled back after CancelledError" in self.lines[at].text
+            is_expected = failed or (is_undo and bool(end.scopes - end.undone))
+            if not (is_expected and self.run in self.lines[at].text):
                 yield self._violation("quiet", "perdure logged an error", at)
 
     def children_end(self) -> Iterator[Violation]:

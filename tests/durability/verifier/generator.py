@@ -25,7 +25,6 @@ class Mix(msgspec.Struct, frozen=True):
 
     transactions: bool = True
     threads: bool = False
-    undos: bool = True
     size: int = 12
 
 
@@ -45,7 +44,7 @@ class _Generator:
             self._race: 3,
             self._try: 3,
             self._scope: 2,
-            self._saga: 3 if mix.undos else 0,
+            self._saga: 3,
             self._finally: 1,
         }
         self._leaves: dict[Callable[[], lang.Leaf], int] = {
@@ -113,8 +112,6 @@ class _Generator:
         return msgspec.structs.replace(step, value=value, thread=thread, undo=self._undo())
 
     def _undo(self) -> lang.Undo:
-        if not self._mix.undos:
-            return ""
         undo: lang.Undo = self._random.choice(("", "", "", "ok", "ok", "ok", "flaky", "broken"))
         return undo
 

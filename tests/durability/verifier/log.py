@@ -22,6 +22,7 @@ Kind = Literal[
     "failed",  # the call raised a failure of the step
     "broke",  # the call raised an error of perdure that breaks the run
     "cut",  # the call was cancelled
+    "replay",  # one of these, in a replay which only shows how steps are undone
     "rollback",  # the store has it that the run is undone
     "undo",  # an undo begins: attempt `n`, `text` is the id of its step and its idempotency key
     "undone",  # the store has the record of an undo: `path` is the key of the step

@@ -224,6 +224,16 @@ def test_an_error_in_the_log_is_found() -> None:
     assert "quiet" in laws((STEP,), lines)
 
 
+def test_an_error_of_a_saga_that_undid_everything_is_found() -> None:
+    text = "run 'r': saga 's' was rolled back after CancelledError, but …"
+    lines = [*began(), *did("0", "<w1.2>"), returned(), line("error", text=text)]
+    scope = frozenset({"a"})
+    end = msgspec.structs.replace(DONE, marked=(("a", "<w1.2>"),), scopes=scope, tried=scope)
+    undone = msgspec.structs.replace(end, undone=scope)
+    assert "quiet" in laws((STEP,), lines, undone)
+    assert "quiet" not in laws((STEP,), lines, end)
+
+
 UNDOABLE = lang.Step("a", undo="ok")
 TWO = [*began(), *did("0", "<w1.2>"), *did("1", "<w1.3>"), line("raised", text="no")]
 ROLLED_BACK = End(

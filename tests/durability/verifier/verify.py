@@ -21,9 +21,9 @@ _COPIES = 6
 Opened = Callable[[], AbstractContextManager[Place]]
 
 
-def simulate_seed(seed: str, tally: Tally, *, undos: bool = True) -> Failure | None:
+def simulate_seed(seed: str, tally: Tally) -> Failure | None:
     """Simulate the program of a seed; return its failure, shrunk, if it violates a law."""
-    program, at = generate(seed, Mix(undos=undos)), Conditions.draw(seed)
+    program, at = generate(seed, Mix()), Conditions.draw(seed)
     tally.programs += 1
     violations, lines = simulate(program, at, tally)
     if not violations:
@@ -47,11 +47,10 @@ def run_seed(
     *,
     size: int = BATCH,
     trouble: float = 4,
-    undos: bool = True,
 ) -> list[Failure]:
     """Run a batch of programs of a seed on a fresh store; return those that violate a law."""
     with opened() as place:
-        mix = Mix(transactions=place.store in INSERTS, threads=True, undos=undos)
+        mix = Mix(transactions=place.store in INSERTS, threads=True)
         programs = [generate(f"{seed}/{number}", mix) for number in range(size)]
         tally.programs += len(programs)
         ran = asyncio.run(run_programs(place, programs, seed, trouble, tally))

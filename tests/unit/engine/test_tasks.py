@@ -1,9 +1,21 @@
-"""What the engine reads from coroutines: the arguments of those that have not started."""
+"""What the engine reads from coroutines, tasks and timers, and how it delays cancellations."""
 
 import asyncio
 from typing import Any
 
-from perdure.engine.tasks import arguments_of, unstarted
+import anyio
+import pytest
+
+from perdure.engine.tasks import (
+    POSITION,
+    PatientTask,
+    arguments_of,
+    awaits_primitive,
+    fire,
+    sleeps,
+    timers_where,
+    unstarted,
+)
 
 
 async def work(a: object, *rest: object, b: object = 2, **more: object) -> Any:
@@ -43,3 +55,117 @@ async def test_coroutines_among_the_arguments_are_found_first() -> None:
     assert found == [first, second, limited, outer]
     for each in found:
         each.close()
+
+
+class TestPatientTasks:
+    """Their cancellations wait until they are delivered."""
+
+    async def test_a_cancellation_is_delivered_later(self) -> None:
+        task = PatientTask(asyncio.Event().wait())
+        await asyncio.sleep(0)
+        assert task.cancel("enough")
+        await asyncio.sleep(0.01)
+        assert (task.done(), task.cancelling()) == (False, 0)
+        (request,) = task.requests.values()
+        task.deliver(request)
+        with pytest.raises(asyncio.CancelledError, match="enough"):
+            await task
+
+    async def test_a_timeout_that_is_left_in_time_cancels_nothing(self) -> None:
+        left = asyncio.Event()
+
+        async def work() -> str:
+            async with asyncio.timeout(0):
+                await left.wait()
+            await asyncio.sleep(0)
+            return "done"
+
+        task = PatientTask(work())
+        await asyncio.sleep(0.01)
+        assert [each.is_soft for each in task.requests.values()] == [True]
+        left.set()
+        assert (await task, task.requests) == ("done", {})
+
+    async def test_a_timeout_is_told_from_a_cancellation_before_it(self) -> None:
+        async def work() -> str:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+            return "after the timeout"
+
+        task = PatientTask(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        hard, soft = sorted(task.requests.values(), key=lambda each: each.is_soft)
+        task.deliver(soft)
+        assert (await task, hard.is_soft) == ("after the timeout", False)
+
+    async def test_a_task_group_takes_its_cancellation_back(self) -> None:
+        left = asyncio.Event()
+
+        async def fail() -> None:
+            raise ValueError("planned")
+
+        async def work() -> str:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail())
+                    await left.wait()
+            except ExceptionGroup:
+                return "done"
+            return "not cancelled"
+
+        task = PatientTask(work())
+        await asyncio.sleep(0.01)
+        assert [each.is_soft for each in task.requests.values()] == [False]
+        left.set()
+        assert (await task, task.requests) == ("done", {})
+
+    async def test_one_in_a_hurry_is_cancelled_at_once(self) -> None:
+        task = PatientTask(asyncio.Event().wait())
+        await asyncio.sleep(0)
+        task.hurry()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+class TestTimers:
+    """Those that code at a position has set, whose time can be made to come."""
+
+    async def fired(self, work: Any) -> Any:
+        token = POSITION.set("here")
+        task = asyncio.create_task(work)
+        POSITION.reset(token)
+        while not (timers := timers_where(lambda position: position == "here")):
+            await asyncio.sleep(0)
+        fire(timers[0])
+        async with asyncio.timeout(10):
+            return await task
+
+    async def test_a_sleep_ends(self) -> None:
+        assert await self.fired(asyncio.sleep(60, "slept")) == "slept"
+
+    async def test_a_timeout_comes(self) -> None:
+        with pytest.raises(TimeoutError):
+            await self.fired(asyncio.wait_for(asyncio.Event().wait(), 60))
+
+    async def test_a_scope_of_anyio_is_cancelled(self) -> None:
+        async def work() -> str:
+            with anyio.move_on_after(60):
+                await asyncio.Event().wait()
+            return "moved on"
+
+        assert await self.fired(work()) == "moved on"
+
+    async def test_it_is_known_what_a_task_waits_for(self) -> None:
+        tasks = [
+            asyncio.create_task(asyncio.sleep(60)),
+            asyncio.create_task(asyncio.Event().wait()),
+        ]
+        await asyncio.sleep(0)
+        assert [sleeps(task) for task in tasks] == [True, False]
+        assert [awaits_primitive(task) for task in tasks] == [False, True]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

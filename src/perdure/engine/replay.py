@@ -1,0 +1,249 @@
+"""A replay of a function over its records, which only shows how its steps are undone.
+
+A function cannot be stored, so how a step is undone is known when its call is made. A replay makes
+every call again that has a record: those that answer are made again at once, and others follow from
+what made them the first time. That was an answer, a timeout of the function's own code, or that a
+branch was cancelled. A replay is faster than the first time, and would cancel branches before they
+have come as far as they were. So it does one thing at a time, each when no branch gets further:
+
+1. the answer that was recorded first, of those that calls wait for;
+2. a timeout around a part of a branch, or the next timer that the function has set: time passes
+   only when nothing else happens, and then at once;
+3. a cancellation of a branch, of which requests are kept until then;
+4. a call that has no record raises: the first time it may have had one, which a retry has dropped.
+
+Nothing is recorded and no step begins, so whatever the function does with that has no effect.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from perdure.engine.branches import branches_of
+from perdure.engine.call import SCOPE, StepCall
+from perdure.engine.execution import Execution
+from perdure.engine.function import run_function
+from perdure.engine.step import Step
+from perdure.engine.tasks import (
+    CancelRequest,
+    Future,
+    PatientTask,
+    Task,
+    awaited_future,
+    awaits_only,
+    awaits_primitive,
+    cancel_and_wait,
+    fire,
+    outside_runs,
+    sleeps,
+    timers_where,
+)
+from perdure.errors import RunOver, Suspended
+from perdure.snapshot import StepRecord
+from perdure.snapshot.rollback import UNDO
+
+LONGEST_AWAIT = timedelta(seconds=1)
+"""How long a replay waits for code that awaits neither a step, nor another branch, nor a timer."""
+_PAUSE, _MOST_PAUSES = 0.01, 1000
+_STEADY = 5
+_MOST_TURNS = 100
+_MOST_TIMERS = 1000
+_MOST_REFUSALS = 10_000
+
+
+class _Parked(NamedTuple):
+    """A call that waits for its answer, which has a place among the records, or that has none."""
+
+    call: StepCall
+    place: int | None
+    scope: Any
+
+
+class Replay(Execution):
+    """One replay: `undos` are the calls that it has found, `unknown` the keys of the others."""
+
+    __slots__ = (
+        "_ended",
+        "_parked",
+        "_pauses",
+        "_places",
+        "_refusals",
+        "_still",
+        "_timers",
+        "unknown",
+    )
+
+    replays_only = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gated = self._warned = True
+        self.branches.task_class = PatientTask
+        owed = self.history.owed()
+        self.unknown = {key for key in owed if UNDO + key not in self.history}
+        self._places = {key: place for place, key in enumerate(self.history)}
+        self._parked: dict[Future, _Parked] = {}
+        self._ended: Future = asyncio.get_running_loop().create_future()
+        self._still: list[tuple[Task, Future | None]] = []
+        self._pauses, self._timers, self._refusals = _MOST_PAUSES, _MOST_TIMERS, _MOST_REFUSALS
+
+    async def learn(self, body: Callable[[Step], Awaitable[Any]]) -> None:
+        """Call the function until all undos are known, or it gets no further."""
+        with outside_runs():
+            root = PatientTask(run_function(self, partial(self._replay, body), announce=False))
+        try:
+            while await self._is_quiet() and self.live and self.unknown and not root.done():
+                if not await self._goes_on():
+                    break
+        finally:
+            self.break_off(Suspended())
+            root.hurry()
+            await cancel_and_wait([root])
+
+    async def _replay(self, body: Callable[[Step], Awaitable[Any]], step: Step) -> None:
+        try:
+            await body(step)
+        except Exception as error:  # noqa: BLE001  # what ended the run, or another failure
+            self.ended_by = error
+        except asyncio.CancelledError:
+            if not self.live:
+                raise
+        # Other branches may not have come to their last record yet.
+        await self._ended
+
+    def break_off(self, error: BaseException) -> BaseException:
+        """End the replay: its tasks are cancelled at once."""
+        self.branches.task_class = None
+        for task in self._patient():
+            task.hurry()
+        return super().break_off(error)
+
+    # What calls do.
+
+    async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
+        """Return what a record says, or raise it, when it is its turn."""
+        # At once: the call may be cancelled while it waits.
+        self.find_undo(call)
+        if len(self.branches.tasks) > 1:
+            await self._park(call, self._places.get(key, len(self._places)))
+        return self.replay(call, key, record)
+
+    async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
+        """Stop a call that has no record, until it is cancelled or refused."""
+        await self._park(call, None)
+
+    async def _park(self, call: StepCall, place: int | None) -> None:
+        self.check_live(call.id)
+        future = asyncio.get_running_loop().create_future()
+        self._parked[future] = _Parked(call, place, SCOPE.get())
+        try:
+            await future
+        finally:
+            del self._parked[future]
+
+    def add_undo(self, call: StepCall, key: str) -> None:
+        """Remember how a recorded step is undone."""
+        super().add_undo(call, key)
+        self.unknown.discard(key)
+
+    # What happens when no branch gets further.
+
+    async def _goes_on(self) -> bool:
+        """Let the next thing happen; return whether there was one."""
+        if self._answer() or await self._changes(self._at_work()):
+            return True
+        if self._cancel(lambda _, request: request.is_soft) or self._pass_time():
+            return True
+        if self._cancel(lambda task, _: not awaits_primitive(task)) or self._refuse():
+            return True
+        return self._cancel(lambda *_: True) or await self._changes(self._patient())
+
+    def _patient(self) -> list[PatientTask]:
+        return [task for task in self.branches.tasks if isinstance(task, PatientTask)]
+
+    async def _is_quiet(self) -> bool:
+        """Wait until no branch runs; return whether that did not take too long.
+
+        Between the end of one branch and the wake-up of another that waits for it, asyncio calls
+        callbacks, an iteration of the event loop each.
+        """
+        quiet = busy = 0
+        while quiet < _STEADY:
+            is_busy = any(awaited_future(task) is None for task in self._running())
+            quiet, busy = (0, busy + 1) if is_busy else (quiet + 1, busy)
+            if busy < _MOST_TURNS:
+                await self.clock.sleep(0)
+            elif await self._pause():
+                busy = 0
+            else:
+                return False
+        return True
+
+    def _running(self) -> list[Task]:
+        return [task for task in self.branches.tasks if not task.done()]
+
+    async def _pause(self) -> bool:
+        """Wait for code that is not known to wait for another branch; return whether it may."""
+        self._pauses -= 1
+        await self.clock.sleep(_PAUSE)
+        return self._pauses > 0
+
+    def _at_work(self) -> list[Task]:
+        """Return the tasks that wait for what is neither in the run nor a timer."""
+        running = self._running()
+        resting = {*self._parked, self._ended}
+        waiting = [task for task in running if awaited_future(task) not in resting]
+        return [task for task in waiting if not awaits_only(task, running) and not sleeps(task)]
+
+    async def _changes(self, tasks: Iterable[Task]) -> bool:
+        """Return whether one of these tasks continues soon."""
+        before = [(task, awaited_future(task)) for task in tasks]
+        until = self.clock.monotonic() + LONGEST_AWAIT.total_seconds()
+        if not before or before == self._still:
+            return False
+        while self.clock.monotonic() < until and await self._pause():
+            if [(task, awaited_future(task)) for task, _ in before] != before:
+                return True
+        self._still = before
+        return False
+
+    def _answer(self) -> bool:
+        """Give the answer that was recorded first."""
+        answers = {f: each.place for f, each in self._parked.items() if each.place is not None}
+        future = min((f for f in answers if not f.done()), key=answers.__getitem__, default=None)
+        if future is not None:
+            future.set_result(None)
+        return future is not None
+
+    def _cancel(self, is_wanted: Callable[[PatientTask, CancelRequest], bool]) -> bool:
+        """Deliver a cancellation that was requested."""
+        for task in self._patient():
+            for request in [*task.requests.values()]:
+                if not task.done() and is_wanted(task, request):
+                    task.deliver(request)
+                    return True
+        return False
+
+    def _pass_time(self) -> bool:
+        """Let the time come that the function's own code waits for next."""
+        timers = timers_where(lambda position: branches_of(position) is self.branches)
+        if not timers or not self._timers:
+            return False
+        self._timers -= 1
+        fire(timers[0])
+        return True
+
+    def _refuse(self) -> bool:
+        """Let a call that has no record raise: what ended the scope around it, or that."""
+        future = next((f for f in self._parked if not f.done()), None)
+        if future is None or not self._refusals:
+            return False
+        self._refusals -= 1
+        parked, scope = self._parked[future], self._parked[future].scope
+        while scope is not None and scope.cause is None:
+            scope = scope.outer
+        text = f"step {parked.call.id!r} does not begin: run {self.run_id!r} is being undone"
+        future.set_exception(RunOver(text) if scope is None else scope.cause)
+        return True

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
+from perdure.dashboard.login import OneTimeToken
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.store import Store
@@ -90,6 +91,18 @@ async def test_page_of_a_store_that_cannot_be_reached(
     await expect(page.locator("main")).to_contain_text("did not answer within 2 s")
     await check_one(page, "store-unreachable", gallery, "light", 1440)
     await check_one(page, "store-unreachable", gallery, "dark", 320)
+
+
+async def test_page_that_asks_for_the_token(
+    tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/empty.db", auth=OneTimeToken("t", person="ana", port=1))
+    page = await open_page(f"{served.url}/runs")
+    await check_one(page, "login", gallery, "light", 1440)
+    await check_one(page, "login", gallery, "dark", 320)
+    await page.get_by_label("Token").fill("t")
+    await page.get_by_role("button", name="Sign in").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
 
 
 async def test_pages_while_a_worker_works(

@@ -8,6 +8,7 @@ from perdure import Runtime, Step, workflow
 from perdure.errors import Refused, ScheduleNotFound
 from perdure.insights import Insights
 from perdure.operations import Operations
+from perdure.store import require_search
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
 
@@ -131,3 +132,29 @@ async def test_runs_are_copied_to_another_store(runtime: Runtime, clock: TestClo
     run = await Runtime(other, workflows=[order], clock=clock).get_run("order-1")
     assert run is not None
     assert (run.status, run.history[0].value) == ("failed", "receipt 17")
+
+
+async def test_a_query_is_saved_for_everyone(
+    runtime: Runtime, operations: Operations, clock: TestClock
+) -> None:
+    """In a query, `view:` and its name stand for it."""
+    await runtime.trigger(order, run_id="order-1")
+    await operations.save_view("unshipped", "status:failed step:ship", by="ana")
+    insights = Insights(runtime.store, clock=clock)
+    assert [view.query for view in await insights.views()] == ["status:failed step:ship"]
+    page = await insights.runs("view:unshipped workflow:order")
+    assert [run.id for run in page.runs] == ["order-1"]
+
+
+async def test_a_lost_entry_of_the_audit_trail_is_restored(
+    runtime: Runtime, operations: Operations, clock: TestClock
+) -> None:
+    """A process that dies after a change leaves the act in the run, and not yet its copy."""
+    await runtime.trigger(order, run_id="order-1")
+    await operations.retry("order-1", by="ana", why="carrier is back")
+    documents = require_search(runtime.store, "the test").documents
+    for key in await documents.keys("act:*"):
+        await documents.delete(key)
+    assert await operations.restore_acts() == 1
+    [act] = (await Insights(runtime.store, clock=clock).acts()).acts
+    assert (act.run_id, act.by, act.why) == ("order-1", "ana", "carrier is back")

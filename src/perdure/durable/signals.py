@@ -80,24 +80,23 @@ class Signals:
 
     async def _send_batch(self, batch: Sequence[_Pending]) -> None:
         try:
-            receipts = await self._write([pending.message for pending in batch])
-        except _REFUSED_ARGUMENTS as error:
-            # Refused before anything was written: the message at fault fails alone.
-            if len(batch) == 1:
-                _fail(batch, error)
-            else:
-                for pending in batch:
-                    await self._send_batch([pending])
+            _answer(batch, await self._write([pending.message for pending in batch]))
         except asyncio.CancelledError:
             for pending in batch:
                 pending.receipt.cancel()
             raise
         except Exception as error:  # noqa: BLE001  # raised to the callers
-            _fail(batch, error)
-        else:
-            for pending, receipt in zip(batch, receipts, strict=True):
-                if not pending.receipt.done():
-                    pending.receipt.set_result(receipt)
+            if len(batch) == 1 or not isinstance(error, _REFUSED_ARGUMENTS):
+                return _fail(batch, error)
+            # Refused before anything was written: the message at fault fails alone.
+            for pending in batch:
+                await self._send_batch([pending])
+
+
+def _answer(batch: Sequence[_Pending], receipts: Sequence[Receipt]) -> None:
+    for pending, receipt in zip(batch, receipts, strict=True):
+        if not pending.receipt.done():
+            pending.receipt.set_result(receipt)
 
 
 def _fail(batch: Sequence[_Pending], error: Exception) -> None:

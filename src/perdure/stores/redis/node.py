@@ -90,27 +90,29 @@ class NodeLink:
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return the reply to each."""
-        pool = self._open_pool()
-        connection: Any = None
-        is_reusable = False
         async with self._free:
             try:
-                # One for both: opening a connection also waits for replies.
-                async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                    connection = await self._connection(pool)
-                    replies = await self._exchange(connection, commands)
-                is_reusable = True
-                return replies
+                return await self._send(self._open_pool(), commands)
             except TimeoutError as error:
-                raise TimeoutError(f"no reply within {self._timeout:g}s") from error
-            finally:
-                if connection is not None:
-                    # Otherwise a late reply would be read as the reply to the next command.
-                    if not is_reusable or self._is_closed:
-                        await connection.disconnect(nowait=True)
-                    await pool.release(connection)
+                raise TimeoutError(f"no reply within {self._timeout}s") from error
 
-    async def _exchange(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
+    async def _send(self, pool: Any, commands: Sequence[Command]) -> list[Any]:
+        connection, is_reusable = None, False
+        try:
+            # One timeout for both: opening a connection also waits for replies.
+            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+                connection = await self._connection(pool)
+                replies = await self._replies(connection, commands)
+            is_reusable = True
+            return replies
+        finally:
+            if connection is not None:
+                # Otherwise a late reply would be read as the reply to the next command.
+                if not is_reusable or self._is_closed:
+                    await connection.disconnect(nowait=True)
+                await pool.release(connection)
+
+    async def _replies(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
         task = asyncio.current_task()
         cancellations = 0 if task is None else task.cancelling()
         await connection.send_packed_command([pack(command) for command in commands])

@@ -14,15 +14,13 @@ local INBOX_PAGE = 1000
 local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
     local running = {status = 'running', workflow = header.workflow, updated = header.updated}
-    if in_cluster then
-        require_keys(shard, {
-            run,
-            shard .. 'inbox:' .. id,
-            shard .. 'list:' .. list_of(id, header),
-            shard .. 'list:' .. list_of(id, running),
-            shard .. 'wake:' .. wake_set_of(id, header),
-        })
-    end
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'list:' .. list_of(id, header),
+        shard .. 'list:' .. list_of(id, running),
+        shard .. 'wake:' .. wake_set_of(id, header),
+    })
     local data, last = content(run)
     local takeovers = header.takeovers
     -- A place in the journal starts with the epoch: the last owner wrote an entry.

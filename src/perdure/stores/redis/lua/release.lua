@@ -5,9 +5,7 @@ for number, run in ipairs(KEYS) do
     local header = read_header(run)
     if header and header.epoch == ARGV[2 * number] and header.owner == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
-        if in_cluster then
-            require_keys(shard, {run, shard .. 'wake:' .. wake_set_of(id, header)})
-        end
+        require_keys(shard, {run, shard .. 'wake:' .. wake_set_of(id, header)})
         redis.call('HDEL', run, 'owner')
         redis.call('HSET', run, 'wake', at)
         schedule(shard, id, header, at)

@@ -8,9 +8,7 @@ for number, run in ipairs(KEYS) do
     if header and header.epoch == ARGV[2 * number] and header.owner == ARGV[2 * number + 1] then
         local shard, id = shard_and_id(run)
         local set = wake_set_of(id, header)
-        if in_cluster then
-            require_keys(shard, {run, shard .. 'inbox:' .. id, shard .. 'wake:' .. set})
-        end
+        require_keys(shard, {run, shard .. 'inbox:' .. id, shard .. 'wake:' .. set})
         redis.call('HSET', run, 'wake', ends)
         schedule(shard, id, header, ends)
         answers[number] = {ends, redis.call('EXISTS', shard .. 'inbox:' .. id)}

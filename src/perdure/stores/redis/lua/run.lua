@@ -180,12 +180,15 @@ local function remove_tags(shard, id, header)
     end
 end
 
--- Fails unless all keys that a script will use for a run are on this node: `keys`, and the indexes
--- of the shard. Called in a cluster only: while a slot moves to another node, some of its keys are
--- here and some there, and a script is aborted at the first key that is missing. Naming all keys
--- before the first write means that nothing is left half done.
+-- In a cluster, fails unless all keys that a script will use for a run are on this node: `keys`, and
+-- the indexes of the shard. While a slot moves to another node, some of its keys are here and some
+-- there, and a script is aborted at the first key that is missing. Naming all keys before the first
+-- write means that nothing is left half done.
 local is_checked = {}
 local function require_keys(shard, keys)
+    if not in_cluster then
+        return
+    end
     if not is_checked[shard] then
         redis.call(
             'EXISTS', shard .. 'ids', shard .. 'lists', shard .. 'wakes', shard .. 'sequence'
@@ -243,9 +246,7 @@ end
 
 -- Creates a run and returns its epoch. While it has an owner, its wake time is the lease's end.
 local function create(shard, id, run)
-    if in_cluster then
-        require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
-    end
+    require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
     run.updated, run.created, run.epoch = now_text, now_text, next_number(shard)
     write(shard, id, run)
     add_tags(shard, id, run)
@@ -306,13 +307,11 @@ end
 -- `old` is its header, or nil for a new run. The inbox is checked in the same script, so a message
 -- that a run awaits is either seen here or finds `awaits` when it is sent.
 local function settle(shard, id, old, new, consumes)
-    if in_cluster then
-        require_keys(shard, {
-            shard .. 'run:' .. id,
-            shard .. 'inbox:' .. id,
-            unpack(index_keys(shard, id, {new, old})),
-        })
-    end
+    require_keys(shard, {
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        unpack(index_keys(shard, id, {new, old})),
+    })
     consume(shard, id, consumes)
     new.epoch = new.epoch or next_number(shard)
     if new.awaits and has_message(shard, id, new.awaits) then
@@ -346,14 +345,12 @@ local function delete(shard, id)
     if not header then
         return false
     end
-    if in_cluster then
-        require_keys(shard, {
-            run,
-            shard .. 'inbox:' .. id,
-            shard .. 'dedup:' .. id,
-            unpack(index_keys(shard, id, {header})),
-        })
-    end
+    require_keys(shard, {
+        run,
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        unpack(index_keys(shard, id, {header})),
+    })
     remove_from_list(shard, id, header)
     unschedule(shard, id, header)
     remove_tags(shard, id, header)

@@ -20,9 +20,7 @@ local function send(run, name, payload, dedup_id)
         return 'U0'
     end
     local status = header.status
-    if in_cluster then
-        require_keys(shard, {run, inbox, dedup, shard .. 'wake:' .. wake_set_of(id, header)})
-    end
+    require_keys(shard, {run, inbox, dedup, shard .. 'wake:' .. wake_set_of(id, header)})
     -- Before the status: a duplicate of a message that was delivered is known, also after the end.
     if dedup_id ~= '' and redis.call('SISMEMBER', dedup, dedup_id) == 1 then
         return 'K' .. redis.call('ZCARD', inbox)

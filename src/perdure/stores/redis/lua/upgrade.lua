@@ -28,16 +28,14 @@ local function move(id)
     if not header then
         return
     end
-    if in_cluster then
-        require_keys(shard, {
-            old .. 'inbox:' .. id,
-            old .. 'dedup:' .. id,
-            shard .. 'run:' .. id,
-            shard .. 'inbox:' .. id,
-            shard .. 'dedup:' .. id,
-            unpack(index_keys(shard, id, {header})),
-        })
-    end
+    require_keys(shard, {
+        old .. 'inbox:' .. id,
+        old .. 'dedup:' .. id,
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        shard .. 'dedup:' .. id,
+        unpack(index_keys(shard, id, {header})),
+    })
     redis.call('RENAME', old .. 'run:' .. id, shard .. 'run:' .. id)
     if redis.call('EXISTS', old .. 'dedup:' .. id) == 1 then
         redis.call('RENAME', old .. 'dedup:' .. id, shard .. 'dedup:' .. id)

@@ -210,7 +210,7 @@ class Replay(Execution):
         return False
 
     def _answer(self) -> bool:
-        """Give the answer that was recorded first."""
+        """Answer the call whose record was made first."""
         answers = {f: each.place for f, each in self._parked.items() if each.place is not None}
         future = min((f for f in answers if not f.done()), key=answers.__getitem__, default=None)
         if future is not None:

@@ -239,10 +239,9 @@ async def test_scopes_of_one_name_in_two_branches_are_retried_together(world: Wo
                 await step("room", lambda: "room", undo=world.undo)
                 await step("pay", world.fail_while_broken)
 
-        tasks = [asyncio.create_task(book()) for _ in range(2)]
-        await asyncio.wait(tasks)
-        for task in tasks:
-            await task
+        first, second = await asyncio.gather(book(), book(), return_exceptions=True)
+        if error := first or second:
+            raise error
         return "booked"
 
     runtime = Runtime(MemoryStore(), workflows=[twins], always_replay=True)

@@ -283,7 +283,6 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
     If several ended in one iteration of the event loop, it is the first of them in their order.
-
     Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
     starts none of those that a loser created, so they must not receive events any more.
     """

@@ -164,11 +164,8 @@ class Replay(Execution):
         return [task for task in self.branches.tasks if isinstance(task, PatientTask)]
 
     async def _is_quiet(self) -> bool:
-        """Wait until no branch runs; return whether that did not take too long.
-
-        Between the end of one branch and the wake-up of another that waits for it, asyncio calls
-        callbacks, an iteration of the event loop each.
-        """
+        """Wait until no branch runs; return whether that did not take too long."""
+        # Between the end of one branch and the wake-up of another, asyncio calls callbacks.
         quiet = busy = 0
         while quiet < _STEADY:
             is_busy = any(awaited_future(task) is None for task in self._running())
@@ -210,7 +207,7 @@ class Replay(Execution):
         return False
 
     def _answer(self) -> bool:
-        """Give the answer that was recorded first."""
+        """Answer the call whose record was made first."""
         answers = {f: each.place for f, each in self._parked.items() if each.place is not None}
         future = min((f for f in answers if not f.done()), key=answers.__getitem__, default=None)
         if future is not None:

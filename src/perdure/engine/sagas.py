@@ -44,8 +44,7 @@ class Saga:
         if run.host is None:
             raise MissingAbility(NO_STORE, "journal", f"step.saga({id!r})")
         branch = run.branches.current(run.run_id, id)
-        self._run = run
-        self._id = id
+        self._run, self._id = run, id
         self._call = StepCall(f"{SAGA}{id}", branch, None, self._roll_back, ())
         self._call.kind = "saga"
         self._name = self._call.wait_id()
@@ -271,10 +270,7 @@ async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
 
 
 async def _learn(run: Execution, keys: Iterable[str]) -> None:
-    """Replay the function if there is a step of which it is not known how it is undone.
-
-    This activation may not have come to its call: another branch was faster than the first time.
-    """
+    """Replay the function if this activation has not come to the calls of some of these steps."""
     unknown = [key for key in keys if key not in run.undos and UNDO + key not in run.history]
     if not unknown or run.replays_only:
         return

@@ -348,12 +348,23 @@ class _Checker:
                 continue
             for token in line.tokens:
                 first = seen.setdefault(token, at)
-                if self.lines[first].path != line.path:
+                if self.lines[first].path != line.path and not self._race_is_dropped(first, at):
                     text = f"{line.path} and {self.lines[first].path} saw one event"
                     yield self._violation("events", text, first, at)
             if line.text == "None":
                 yield from self._timed_out(at)
         yield from self._lost_events(seen)
+
+    def _race_is_dropped(self, seen: int, at: int) -> bool:
+        """Return whether a retry dropped the verdict of a race in which a value was seen.
+
+        The record of a wait in it may be older and stay. If another branch wins then, the event is
+        for the next wait.
+        """
+        around = {path for path, _ in lang.ancestors(self.lines[seen].path)}
+        races = {path for path in around if isinstance(self.model.commands[path], lang.Race)}
+        verdicts = (n for n in self.at["saw"] if self.lines[n].path in races)
+        return any(self._is_dropped(verdict, at) for verdict in verdicts)
 
     def _timed_out(self, at: int) -> Iterator[Violation]:
         path = self.lines[at].path

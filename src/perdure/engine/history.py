@@ -320,7 +320,7 @@ class History(Records):
         snapshot: dict[str, Any] = {"formatVersion": 1, "workflowName": self.name}
         steps: dict[str, object] = {}
         for key in keys:
-            # Without a call for each record: a run is encoded whenever it rests.
+            # Without a call for each record: a run is encoded whenever it is suspended or ends.
             record = records[key]
             steps[key] = msgspec.Raw(record) if type(record) is bytes else record
         snapshot["steps"] = steps

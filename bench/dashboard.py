@@ -200,7 +200,7 @@ def command_bars(url: str) -> Iterator[Bar]:
 
 @contextmanager
 def chosen_store(name: str, url: str | None, runs: int) -> Iterator[str]:
-    """Yield the URL of a store that is to have so many runs."""
+    """Yield the URL of a store with this many runs."""
     if url is not None:
         yield url
     elif name == "sqlite":

@@ -63,6 +63,18 @@ PHRASES = {
     r"out of our sight": "without our knowledge",
     r"guests?": "the user's code",
     r"lets? who": "let the process that …",
+    r"(?:at most|at least|up to|has|have) so many(?! (?:of|that))": "this many, `limit` …",
+    r"exist(?:s|ed)? already": "already exists",
+    r"any more(?=[.,;:)]|$)": "any longer, no longer",
+    r"what bec(?:omes|ame) of": "the outcome of, what happens to",
+    r"up to how many": "the maximum number of",
+    r"begins the (?:ids?|keys?|names?|paths?)": "the prefix of the …",
+    r"(?:give|gives|given|gave|giving) up (?:(?:the|its|their) )?leases?": "release",
+    r"com(?:es?|ing) back as (?:itself|themselves)": "is restored",
+    r"code of today": "current code",
+    r"at hand": "in scope",
+    r"for good": "forever, permanently",
+    r"recognis\w+": "recognize (as in the standard library)",
 }
 # A relative clause without a noun: "Who finds it idle writes it." A question is fine.
 PHRASES[r"(?-i:Who)(?= (?:[^.?\n]|\n(?!\n))*\.)"] = "A caller that …, a process that …"
@@ -86,7 +98,12 @@ ALLOWED = re.compile(
 )
 
 # (file, phrase) and why it may stand there.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    (
+        "src/perdure/stores/sqlite/migrations/0007_search.sql",
+        "exist already",
+    ): "a migration is never changed",
+}
 
 DOCSTRING_BEGINS = re.compile(r"\s*(Gives?|Tells?|Says?\s+whether)\b")
 CODE = re.compile(r"^([ \t]*)(```|~~~).*?^\1\2[ \t]*$|``.+?``|`[^`]*`", re.MULTILINE | re.DOTALL)
@@ -247,6 +264,7 @@ PLANTED = {
     "message.py": "def f(n):\n    raise ValueError(f'{n} is no limit: pass a whole number')\n",
     "test_name.py": "def test_nobody_waits_for_ever():\n    pass\n",
     "script.lua": "local x = 1\n-- It lies in the hash.\n",
+    "already.md": "The run exists already, and has at most so many\nsteps.",
 }
 FOUND = {
     "page.md": [(3, "goes on"), (4, "nobody")],
@@ -255,6 +273,7 @@ FOUND = {
     "message.py": [(2, "is no"), (2, "whole number")],
     "test_name.py": [(1, "for ever"), (1, "nobody")],
     "script.lua": [(2, "lies")],
+    "already.md": [(1, "at most so many"), (1, "exists already")],
 }
 
 

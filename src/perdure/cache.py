@@ -2,8 +2,8 @@
 
 A cache is a dict, a `MemoryCache`, a `FileCache`, or any object with the methods `get`, `set` and
 `delete`, sync or async. `as_cache` turns any of them into a `StepCache`, which is what the engine
-uses. Under a step's key a cache contains the step's *record*: a JSON object with the step's result
-or its error. Deleting the record makes the step run again.
+uses. A cache maps a step's key to the step's *record*: a JSON object with the step's result or
+error. Deleting the record makes the step run again.
 """
 
 import inspect
@@ -147,7 +147,7 @@ def _takes_ttl(method: Callable[..., Any]) -> bool:
 
 
 def _copy(record: Mapping[str, Any]) -> dict[str, Any]:
-    # A function may change the value that a step returned, but not what was recorded.
+    # Copied, because a function may modify the value that a step returned, but not the record.
     return cast("dict[str, Any]", codec.loads(codec.dumps(record)))
 
 

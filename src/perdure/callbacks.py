@@ -4,7 +4,7 @@ runtime = Runtime(store, workflows=[order], callback_url="https://shop.example/c
 app.mount("/callbacks", CallbackApp(Client(store)))
 
 `POST /<token>` answers the wait that the token belongs to, `GET /<token>` shows what is asked. The
-token is all that an answer needs, so hand it over as you would a password.
+token is all that an answer needs, so treat it like a password.
 """
 
 import json
@@ -55,14 +55,13 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CallbackApp:
-    """An ASGI app that takes the answers to approvals and callbacks.
+    """An ASGI app that receives the answers to approvals and callbacks.
 
     The body of `POST /<token>` is JSON of at most `max_body` bytes: for a callback anything, for an
     approval an object `{"approved": true, "choice": …, "value": …, "by": …, "note": …}`, of which
-    only `approved` is needed. The status is 200 if the answer counts, 400 for a malformed one, 404
-    for what is not a token, 409 if it was answered before, 410 if the question is not open any
-    more, 413 if the answer is too large and 503 while the store is unavailable; the body then says
-    why.
+    only `approved` is needed. The status is 200 if the answer counts, 400 if it is malformed, 404
+    if the path is not a token, 409 if the question was already answered, 410 if it is no longer
+    open, 413 if the answer is too large and 503 while the store is unavailable. The body says why.
     """
 
     def __init__(self, client: Client, *, max_body: int = MAX_BODY) -> None:
@@ -94,8 +93,9 @@ class CallbackApp:
         except InvalidToken:
             return _Reply(404, {"error": "this is not the address of a question"})
         except (RunNotFound, TooLate):
-            # The same for both: a stranger who makes up tokens learns nothing about runs.
-            return _Reply(410, {"error": "the question is not open any more"})
+            # The same reply for both, so that a stranger who guesses tokens learns nothing about
+            # runs.
+            return _Reply(410, {"error": "the question is no longer open"})
         except AlreadyAnswered as error:
             return _Reply(409, {"error": "it was answered before", **_facts(error)})
         except ValueTooLarge as error:
@@ -123,9 +123,9 @@ class CallbackApp:
 
 
 def _token_in(scope: Scope) -> str:
-    """Return the last segment of the path below the place where the app is mounted."""
+    """Return the path below the app's mount point."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "")
-    # Servers differ in whether the path includes where the app is mounted.
+    # Servers differ in whether the path includes the mount point.
     return path.removeprefix(root).strip("/") if root else path.strip("/").rpartition("/")[2]
 
 
@@ -178,7 +178,7 @@ async def _respond(send: Send, reply: _Reply, method: str) -> None:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Answer a server that runs the app by itself."""
+    """Handle the lifespan protocol, for a server that runs the app on its own."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -63,7 +63,8 @@ class SystemClock:
         """Return the current time in UTC."""
         return datetime.now(UTC)
 
-    # The function itself: a step reads this clock twice, and a method would cost as much again.
+    # The function itself, because a step reads this clock twice, and a method would double the
+    # cost.
     monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
@@ -82,7 +83,7 @@ def check_clock(clock: object, parameter: str = "clock") -> Clock:
 
 
 class SyncedClock:
-    """A clock that was set to a given time once, and advances with another clock.
+    """A clock that was set once, and then advances with another clock.
 
     A run uses its store's time, so that machines with different clocks agree on its waits.
     """
@@ -102,9 +103,9 @@ class SyncedClock:
         return self._set_to + timedelta(seconds=self.monotonic() - self._from)
 
     def isoformat(self, monotonic: float) -> str:
-        """Return the time at a reading of `monotonic`, as the function `isoformat` does."""
-        # Once for each step, mostly several times per second: with the second cached, no datetime
-        # is needed, which is five times as fast. `_second` is the reading at which it began.
+        """Return the time at a reading of `monotonic`, formatted by `isoformat`."""
+        # Called for each step, often several times per second: with the current second cached, no
+        # datetime is needed, which is five times as fast. `_second` is the reading at its start.
         since = round((monotonic - self._second) * 1e6)
         if not 0 <= since < _MICROSECONDS or not self._text:
             at = self._set_to + timedelta(seconds=monotonic - self._from)
@@ -183,9 +184,9 @@ def _read_duration_string(text: str) -> timedelta | None:
 class Cron:
     """A cron expression with five fields, or six with seconds first, in a time zone.
 
-    A local time that is skipped when daylight saving begins occurs once, at the change. One that is
-    repeated when it ends occurs once, the first time. Expressions that match every hour of a day,
-    such as `*/5 * * * *`, continue through the repeated hour.
+    A local time that is skipped when daylight saving begins occurs once, at the change. A local
+    time that is repeated when it ends occurs once, the first time. Expressions that match every
+    hour of a day, such as `*/5 * * * *`, continue through the repeated hour.
 
         Cron("0 9 * * MON-FRI", tz="Europe/Berlin")
     """
@@ -194,7 +195,8 @@ class Cron:
     tz: str = "UTC"
 
     def __post_init__(self) -> None:
-        # Any start will do: cronsim searches 50 years, and the longest gap between leap years is 8.
+        # Any start will do: cronsim searches 50 years ahead, and leap years are at most 8 years
+        # apart.
         self.next(datetime(2000, 1, 1, tzinfo=UTC))
 
     def next(self, after: datetime) -> datetime:
@@ -222,8 +224,10 @@ def _zone(name: str) -> ZoneInfo:
 
 
 def _next_match(expr: str, after: datetime, zone: ZoneInfo) -> datetime:
-    """Return the first match after `after`. Cronsim sees local times without a zone: its own rules
-    for changes of the clock depend on how an expression is written.
+    """Return the first match after `after`.
+
+    Cronsim gets naive local times, because its own handling of clock changes depends on how an
+    expression is written.
     """
     if not isinstance(expr, str):
         raise TypeError("Not a string")
@@ -252,7 +256,7 @@ def _next_by_the_clock(expr: str, after: datetime, zone: ZoneInfo) -> datetime:
 def _next_change(
     after: datetime, until: datetime, zone: ZoneInfo, offset: timedelta
 ) -> datetime | None:
-    """Return when the zone's offset first changes after `after`, at `until` at the latest."""
+    """Return when the zone's offset first changes after `after` and not after `until`."""
     before = after.replace(microsecond=0)
     # No zone has changed its clocks twice in a day.
     while (then := min(before + _DAY, until)) > before:
@@ -277,7 +281,7 @@ def _naive(local_time: datetime) -> datetime:
 
 
 def _first_instant(local_time: datetime, zone: ZoneInfo) -> datetime:
-    """Return when a local time first occurs in the zone, or the change that skips it, in UTC."""
+    """Return when a local time first occurs in the zone, or when it is skipped, in UTC."""
     instant = local_time.replace(tzinfo=zone).astimezone(UTC)
     while _naive(instant.astimezone(zone)) != local_time:
         local_time = local_time.replace(second=0) + timedelta(minutes=1)
@@ -322,7 +326,7 @@ def parse_iso(text: str, parameter: str = "text") -> datetime:
 
 
 def as_utc(value: object, parameter: str = "datetime") -> datetime:
-    """Return an aware datetime in UTC, or raise `InvalidArgument` if it is naive."""
+    """Convert an aware datetime to UTC; raise `InvalidArgument` if it is naive."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidArgument(parameter, value, "a datetime with a time zone")
     if value.tzinfo is UTC:

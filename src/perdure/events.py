@@ -1,7 +1,7 @@
 """Events of runs and steps, and the bus that delivers them to listeners.
 
 Each event is a frozen class; its `type` is the name of the event in logs and in awaitly's event
-stream. An exception of a listener is logged and does not affect the run; an awaitable that a
+stream. An exception raised by a listener is logged and does not affect the run; an awaitable that a
 listener returns is awaited by `Bus.flush`.
 """
 
@@ -25,7 +25,7 @@ Coalesce: TypeAlias = Literal["none", "latest"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The base class of events: which workflow, which run, when."""
+    """The base class of events: the workflow, the run and the time."""
 
     type: ClassVar[str]
     workflow: str
@@ -105,7 +105,7 @@ class StepFailure(StepEvent, frozen=True, kw_only=True):
 
 
 class StepComplete(StepEvent, frozen=True, kw_only=True):
-    """The step, success or failure, is recorded; `result` is what the function sees.
+    """The step, whether it succeeded or failed, is recorded; `result` is what the function sees.
 
     `facts` are the fields of the record that identify the step.
     """
@@ -199,8 +199,8 @@ class Subscription:
             self._bus.track(self._task)
 
     async def _drain(self) -> None:
-        # The next event is taken only after the listener has finished, so that events keep their
-        # order and those that arrive in the meantime can be coalesced.
+        # The next event is taken only when the listener has finished, so that events stay in order,
+        # and events that arrive in the meantime can be coalesced.
         while self._queue:
             event, _ = self._queue.popleft()
             try:
@@ -253,7 +253,7 @@ class Bus:
             self.track(asyncio.ensure_future(result))
 
     def track(self, task: "asyncio.Future[Any]") -> None:
-        """Keep a reference to a listener's task until it is done, and log its exception."""
+        """Keep a reference to a listener's task until it is done, and log any exception."""
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

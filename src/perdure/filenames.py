@@ -8,7 +8,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def safe_name(text: str) -> str:
-    """Return a short ASCII name for `text`, valid in any file system, that no other string has.
+    """Return a short, unique ASCII name for `text` that is valid in any file system.
 
     It starts with the readable part of the string and ends in 32 hexadecimal digits of its hash, so
     that different strings differ even where a file system ignores case.

@@ -1,4 +1,4 @@
-"""The key-value contract: five methods, a few lines on top of any client.
+"""The key-value contract: five methods that take a few lines on top of any client.
 
 `StatePersistence`, `KeyValueCache` and the store `keyvalue()` use it. They also accept a driver of
 `py-key-value-aio`, which `as_keyvalue` turns into a `KeyValueStore`.
@@ -48,19 +48,19 @@ class KeyValueStore(Protocol):
 
 @runtime_checkable
 class CompareAndSet(Protocol):
-    """An optional ability: no process overwrites what another has written."""
+    """An optional ability: no process overwrites the changes of another."""
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Replace `old` by `new` atomically; return `False` if the value is not `old`.
+        """Replace `old` with `new` atomically; return `False` if the value is not `old`.
 
-        `None` means no value: as `old` that the key does not exist, as `new` that it is deleted.
+        `None` stands for no value: the key must not exist (`old`), or is deleted (`new`).
         """
         ...
 
 
 @runtime_checkable
 class GetMany(Protocol):
-    """An optional ability: many keys are read in one round trip."""
+    """An optional ability: read many keys in one round trip."""
 
     async def get_many(self, keys: Sequence[str], /) -> Sequence[str | None]:
         """Return the value of each key, in order."""
@@ -129,13 +129,13 @@ class MemoryKeyValue:
         return [self._unexpired(key) for key in keys]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
-        """Store the value; without `ttl`, one that was set earlier no longer applies."""
+        """Store the value; without `ttl`, an earlier time to live no longer applies."""
         if not isinstance(value, str):
             raise InvalidArgument("value", value, "a string")
         self._entries[key] = (value, self._end(ttl))
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Replace `old` by `new` (`None`: no value); return whether the value was `old`."""
+        """Replace `old` with `new` (`None`: no value); return whether the value was `old`."""
         if self._unexpired(key) != old:
             return False
         if new is None:
@@ -207,7 +207,7 @@ class DriverKeyValue:
         """Store the value, until it is deleted or `ttl` has passed."""
         duration = None if ttl is None else parse_duration(ttl, "ttl")
         if duration == timedelta(0):
-            # Drivers refuse a `ttl` of zero, which means that the value expires at once.
+            # Drivers reject a `ttl` of zero, which means that the value expires at once.
             await self.delete(key)
             return
         seconds = None if duration is None else duration.total_seconds()
@@ -266,6 +266,7 @@ def as_keyvalue(store: KeyValueStore | AsyncKeyValue, parameter: str = "store") 
         return DriverKeyValue(store)
     expected = "an object with get, set, delete, exists and keys, or a py-key-value-aio driver"
     hint = (
-        "A store of runs is none; perdure.stores.sqlite.SqliteKeyValue(path), for example, is one"
+        "A store of runs is not a key-value store; perdure.stores.sqlite.SqliteKeyValue(path), "
+        "for example, is one"
     )
     raise InvalidArgument(parameter, store, expected, hint)

@@ -16,13 +16,13 @@ from perdure.errors import InvalidArgument, InvalidDuration
 from perdure.validation import check_flag, check_int, check_text, check_user_id, is_encodable
 
 MAX_PERMITS = 1000
-"""How many permits a limit has at most. A larger limit has permits of several units."""
+"""The maximum number of permits of a limit. A larger limit has permits of several units each."""
 
 LimitOf: TypeAlias = Literal["concurrency", "rate", "key_concurrency", "key_rate", "steps"]
-"""What a number limits: runs of a queue, runs of each of its keys, or steps."""
+"""What a limit applies to: runs of a queue, runs of each of its keys, or steps."""
 
 _MAX_NAME, _MAX_KEY = 100, 200
-# What separates a queue from its key, and what would let one key imitate another.
+# The separator of queue and key, and characters with which one key could imitate another.
 _ESCAPED = str.maketrans({"%": "%25", "~": "%7E", "\0": "%00"})
 
 
@@ -45,7 +45,7 @@ def _check_rate(rate: object) -> "Rate | None":
 
 @dataclass(frozen=True, slots=True, init=False)
 class Rate:
-    """At most `n` are permitted in any period of the length `per`, by the store's clock."""
+    """At most `n` in any period of length `per`, by the store's clock."""
 
     n: int
     per: timedelta
@@ -57,7 +57,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Limits:
-    """How many runs may be driven at once, and how often a run may start."""
+    """How many runs may be executed at once, and how often a run may start."""
 
     concurrency: int | None
     rate: Rate | None
@@ -77,10 +77,10 @@ NO_LIMITS = Limits()
 class Queue:
     """Runs that share an order and limits, over all workers of a store.
 
-    `concurrency` and `rate` are about all runs of the queue, `per_key` about those of one key. Runs
+    `concurrency` and `rate` apply to all runs of the queue, `per_key` to the runs of each key. Runs
     of one key start in the order in which they were enqueued. The keys take turns; with
     `fair=False` the run that was enqueued first starts first, whatever its key, unless the limits
-    of its key keep it waiting.
+    of its key make it wait.
     """
 
     name: str
@@ -109,19 +109,20 @@ class Queue:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the runs of each key are in a queue of their own.
+        """Whether the runs of each key are in a separate queue.
 
-        A worker looks at a limited number of keys: it could not find the earliest run of them all.
+        A worker looks at a limited number of keys, so it could not find the earliest run over all
+        keys.
         """
         return self.fair or bool(self.per_key)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Limit:
-    """A limit of steps over all workers of a store: at most `n` units at once, or with `per` at
-    most `n` in any period of that length.
+    """A limit on steps, over all workers of a store.
 
-    An attempt of a step costs one unit, or as many as `limit.cost(units)` says.
+    At most `n` units are in use at once or, with `per`, in any period of that length. An attempt of
+    a step costs one unit, or the units of `limit.cost(units)`.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Limit:
         object.__setattr__(self, "per", None if per is None else _check_period(per))
 
     def cost(self, units: int) -> "Cost":
-        """Return this limit with what one attempt costs."""
+        """Return the limit with the cost of one attempt."""
         return Cost(self, units)
 
 
@@ -154,7 +155,7 @@ class Cost:
 
 
 def as_cost(value: Limit | Cost | None) -> Cost | None:
-    """Return the cost for a step's `limit` option; a `Limit` alone costs one unit."""
+    """Return the cost for a step's `limit` option; a plain `Limit` costs one unit."""
     if value is None or isinstance(value, Cost):
         return value
     if not isinstance(value, Limit):
@@ -194,7 +195,7 @@ def split_queue(full_name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class PermitLimit:
-    """A limit as the permits in a store: `count` permits of `unit` units each."""
+    """A limit, represented by permits in a store: `count` permits of `unit` units each."""
 
     name: str
     n: int
@@ -202,7 +203,7 @@ class PermitLimit:
 
     @property
     def queue(self) -> str:
-        """The queue in which the permits are."""
+        """The queue that contains the permits."""
         return f"~permit:{self.name}"
 
     @property
@@ -220,14 +221,14 @@ class PermitLimit:
         return [f"{self.queue}#{self.unit}.{number}" for number in range(self.count)]
 
     def units_of(self, permit_id: str) -> int:
-        """Return the units of a permit; 0 if it is none of this limit's, after a change of it."""
+        """Return the units of a permit; 0 if it no longer belongs to this limit."""
         unit, _, number = permit_id.rpartition("#")[2].partition(".")
         is_own = int(unit) == self.unit and int(number) < self.count
         return self.unit if is_own else 0
 
 
 def queue_limits(queue: Queue, full_name: str) -> list[PermitLimit]:
-    """Return the limits that a run of this queue and key needs permits of."""
+    """Return the limits from which a run of this queue and key needs permits."""
     limits = _limits_of(queue.name, Limits(concurrency=queue.concurrency, rate=queue.rate))
     if full_name != queue.name:
         limits += _limits_of(full_name, queue.per_key)
@@ -235,7 +236,7 @@ def queue_limits(queue: Queue, full_name: str) -> list[PermitLimit]:
 
 
 def declared_limits(queue: Queue) -> list[PermitLimit]:
-    """Return the limits of a queue; the name of those that each of its keys has ends in "/*"."""
+    """Return the limits of a queue; the names of limits per key end in "/*"."""
     return queue_limits(queue, f"{queue.name}/*")
 
 

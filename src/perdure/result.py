@@ -33,7 +33,7 @@ class Ok(Generic[T_co]):
         return self.value
 
     def unwrap_or(self, default: object) -> T_co:
-        """Return the value; the default is used by `Err`."""
+        """Return the value; only `Err` uses the default."""
         return self.value
 
     def map(self, change: Callable[[T_co], U]) -> "Ok[U]":

@@ -8,7 +8,7 @@ from perdure.clock import Duration, parse_duration
 from perdure.errors import InvalidArgument, InvalidDuration
 
 FLOOR = timedelta(days=1)
-"""No run is removed before: another run may still ask for its result, or repeat its start."""
+"""No run is removed earlier: another run may still ask for its result, or repeat its start."""
 
 What: TypeAlias = Literal["run", "result"]
 Over: TypeAlias = Literal["completed", "failed", "cancelled"]
@@ -18,7 +18,7 @@ OVER: tuple[Over, ...] = get_args(Over)
 class Keep:
     """How long the finished runs of a workflow are kept, by the status with which they ended.
 
-    `None` means for good. With `what="result"`, the steps of a completed run are dropped when it
+    `None` means forever. With `what="result"`, the steps of a completed run are dropped when it
     ends: the run keeps its payload and output, so that its id stays taken.
     """
 

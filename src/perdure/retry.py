@@ -15,7 +15,7 @@ OnTimeout: TypeAlias = (
 )
 
 _DEFAULT_JITTER = 0.5
-# Even a microsecond, doubled this often, exceeds any timedelta, and the number stays finite.
+# Doubled this often, even a microsecond exceeds any timedelta, but the float stays finite.
 _MAX_DOUBLINGS = 64
 
 
@@ -60,7 +60,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Timeout:
-    """How long one attempt of a step may take, and its outcome if it takes longer.
+    """How long one attempt of a step may take, and what happens if it takes longer.
 
     `on_timeout` is "error" (raise `StepTimeout`), "none" (return `None`), an exception to raise, or
     a function that takes the `StepTimeout` and returns the step's value or an exception to raise.
@@ -104,7 +104,7 @@ def as_timeout(value: Timeout | Duration | None) -> Timeout | None:
 
 
 def delay_before(retry: Retry, attempt: int, random: Random) -> timedelta:
-    """Return the delay between the failure of attempt number `attempt`, from 1, and the next."""
+    """Return the delay between the failure of attempt number `attempt` (from 1) and the next."""
     seconds = retry.delay.total_seconds() * _growth(retry.backoff, attempt)
     seconds = min(seconds, retry.max_delay.total_seconds())
     wait = timedelta(seconds=seconds * (1 - retry.jitter * random.random()))

@@ -1,7 +1,7 @@
-"""Paths of URLs: ids and names as one segment, and where an app is mounted.
+"""URL paths: ids and names as single segments, and the mount point of an app.
 
 A name of harmless characters appears as it is; any other becomes `~` and base64url, so that a
-slash, a percent sign or two dots in it cannot change the path.
+slash, a percent sign or two dots cannot change the path.
 """
 
 import base64
@@ -22,7 +22,7 @@ def encode_id(id: str) -> str:
 
 
 def decode_id(segment: str) -> str | None:
-    """Return the id of a path segment, or `None` if `encode_id` returns it for no id."""
+    """Return the id of a path segment, or `None` if `encode_id` cannot have produced it."""
     id = _decode(segment[1:]) if segment.startswith("~") else segment
     return id if id and encode_id(id) == segment else None
 
@@ -35,7 +35,7 @@ def _decode(text: str) -> str | None:
 
 
 def quote_path(path: str) -> str:
-    """Return a path as it is written in a URL."""
+    """Quote a path for a URL."""
     return quote(path, safe="/:@~!$&'()*+,;=-._")
 
 

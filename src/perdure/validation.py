@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the value, or raises an error that names the parameter."""
+"""Argument checks: each returns the value, or raises an error that names the parameter."""
 
 from collections.abc import Iterable
 from random import Random
@@ -9,10 +9,10 @@ from perdure.errors import InvalidArgument
 MAX_ID_LENGTH = 512
 
 Reaction: TypeAlias = Literal["warn", "error", "ignore"]
-"""What to do about something suspicious."""
+"""What to do about a suspicious condition."""
 
 RESERVED = "~"
-"""Begins the names of the engine's own runs, workflows, events and steps, such as `~cancel`."""
+"""The prefix of the engine's own runs, workflows, events and steps, such as `~cancel`."""
 
 
 def check_flag(value: object, parameter: str) -> bool:
@@ -46,7 +46,7 @@ def check_text(value: object, parameter: str, expected: str) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether a string can be encoded in UTF-8, as everything stored must."""
+    """Return whether a string can be encoded in UTF-8, as required for everything stored."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -73,9 +73,9 @@ def check_id(id: object, parameter: str = "id") -> str:
 
 
 def check_unreserved(name: str, parameter: str) -> str:
-    """Check that a name which the user chose does not begin with `~`: such names are the engine's.
+    """Check that a name chosen by the user does not begin with `~`, which is reserved.
 
-    Stores accept them, since they keep the engine's own runs and messages.
+    Stores do accept such names, since they keep the engine's own runs and messages.
     """
     if name.startswith(RESERVED):
         hint = f"Names that begin with {RESERVED!r} are reserved for perdure: choose another one"
@@ -86,12 +86,12 @@ def check_unreserved(name: str, parameter: str) -> str:
 
 
 def check_user_id(id: object, parameter: str = "id") -> str:
-    """Check an id that the user chose: like `check_id`, and not reserved."""
+    """Check an id chosen by the user: like `check_id`, and not reserved."""
     return check_unreserved(check_id(id, parameter), parameter)
 
 
 def check_event(name: object, parameter: str) -> str:
-    """Check the name of an event of the user."""
+    """Check the name of an event chosen by the user."""
     expected = "the event's name, a non-empty string"
     return check_unreserved(check_text(name, parameter, expected), parameter)
 
@@ -107,7 +107,7 @@ def check_limit(limit: object, parameter: str = "limit") -> int:
 
 
 def check_errors(errors: object) -> tuple[type[BaseException], ...]:
-    """Check for an iterable of exception classes; return them as a tuple."""
+    """Check for an iterable of exception classes; return it as a tuple."""
     expected = "a list of exception classes"
     if not isinstance(errors, Iterable) or isinstance(errors, str):
         raise InvalidArgument("errors", errors, expected)

@@ -1,4 +1,4 @@
-"""The engine in this process: one function over one snapshot. It knows no store.
+"""Run a function over a snapshot in this process, without a store.
 
 wf = Workflow("checkout", {"fetch_user": fetch_user, "create_order": create_order})
 result = await wf.run(checkout)
@@ -59,7 +59,7 @@ ResumeSource: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvent:
-    """What a subscriber receives: what happened, and the snapshot at that time."""
+    """An event for subscribers: what happened, and the snapshot at that time."""
 
     type: Literal["step_complete", "workflow_complete", "workflow_error", "workflow_cancelled"]
     step_id: str | None
@@ -81,7 +81,7 @@ def react(how: Reaction, kind: Literal["unknown_steps", "definition_hash"], mess
 
 
 class Options(TypedDict, total=False):
-    """The options of `Workflow`, at creation or per run."""
+    """The options of `Workflow`, at construction or per run."""
 
     snapshot: Snapshot | None
     resume_state: ResumeSource
@@ -96,14 +96,14 @@ class Options(TypedDict, total=False):
 
 
 class Workflow(Generic[D]):
-    """Runs functions over a snapshot in this process; the caller saves it when they want to.
+    """Runs functions over a snapshot in this process; the caller decides when to save it.
 
-    Options are passed here or per run; those of the run win. `snapshot` and `resume_state` contain
-    finished steps; `cache` is asked for steps with an explicit key, across runs. Exceptions of the
-    classes `errors` and values of the classes `types` come back as themselves where no annotation
-    names their class. `on_unknown_steps` says what to do if a completed run never used some
-    recorded steps, `on_definition_change` if the function changed since the snapshot was made:
-    `"warn"`, `"error"` or `"ignore"`.
+    Options are passed here or per run; options of the run win. `snapshot` and `resume_state`
+    contain finished steps; `cache` is consulted for steps with an explicit key, across runs.
+    Exceptions of the classes in `errors` and values of the classes in `types` are restored even
+    where no annotation names their class. `on_unknown_steps` says what to do if a completed run
+    never used some recorded steps, `on_definition_change` if the function changed since the
+    snapshot was made: `"warn"`, `"error"` or `"ignore"`.
     """
 
     @overload
@@ -134,8 +134,8 @@ class Workflow(Generic[D]):
     ) -> Result[T, Any]:
         """Run the function; return `Ok(value)`, or `Err(error, cause)` if it failed.
 
-        Of what happens inside the function, only a cancellation of the task is raised. The option
-        `deps` replaces the workflow's for this run.
+        Failures of the function are returned; only a cancellation of the task is raised. The option
+        `deps` replaces the workflow's dependencies for this run.
         """
         chosen = _check_sources({**self._options, **check_options(options)})
         chosen_deps = self._deps if deps is None else as_deps(deps)
@@ -167,9 +167,9 @@ class Workflow(Generic[D]):
     ) -> Snapshot:
         """Return the state of the latest run as plain JSON: a copy that the caller may change.
 
-        `include` selects all, completed or failed steps, `since` those after a step, and `limit`
-        at most that many of them. `metadata` replaces that of the previous snapshot, except for the
-        definition's hash, the run's id, its generation and its seed.
+        `include` selects all, completed or failed steps, `since` those after a step, and `limit` at
+        most that many of them. `metadata` replaces the metadata of the previous snapshot, except
+        for the definition's hash and the run's id, generation and seed.
         """
         if include not in ("all", "completed", "failed"):
             raise InvalidArgument("include", include, "'all', 'completed' or 'failed'")
@@ -183,11 +183,11 @@ class Workflow(Generic[D]):
     def subscribe(
         self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
     ) -> Callable[[], None]:
-        """Call `listener` with each finished step and the end of a run; return a function that
-        unsubscribes it.
+        """Call `listener` after each step and at the end of a run; return an unsubscribe function.
 
-        `mode="sync"` calls it in place, `"async"` in the background, one event at a time. Then
-        `coalesce="latest"` skips to the newest event, but never skips the last one of a run.
+        `mode="sync"` calls it at once, `"async"` in the background, one event at a time. In the
+        background, `coalesce="latest"` skips to the newest event, but never skips the last event of
+        a run.
         """
         check_listener(listener, "listener")
         if mode not in ("sync", "async"):
@@ -247,9 +247,7 @@ class LocalRun:
         )
 
     def bind(self, fn: Callable[..., Any]) -> None:
-        """Take the function that will run: compare it with the one that made the snapshot, and
-        record its hash.
-        """
+        """Compare the function with the one that made the snapshot, and record its hash."""
         self._execution.errors = codec.ErrorScope(tuple(self._options.get("errors", ())), (fn,))
         self._execution.types = codec.DeclaredTypes(self._options.get("types", ()), fn)
         metadata, now = self._history.metadata, definition_hash(fn)
@@ -274,7 +272,7 @@ class LocalRun:
             self._history.load(records_of(state))
 
     async def run_function(self, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-        """Run the function to its end and publish that to subscribers."""
+        """Run the function to its end, and notify subscribers."""
         self._note("running")
         try:
             result = await run_function(self._execution, body)

@@ -1,4 +1,4 @@
-"""What becomes of child runs when a run ends, and of a run when its children do."""
+"""What happens to child runs when a run ends, and to a run when its children end."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -572,7 +572,7 @@ async def test_a_returned_err_is_the_outcome(run: Run) -> None:
 
 
 async def test_an_error_of_an_unknown_class_keeps_its_name(run: Run, shop: Shop) -> None:
-    """If its class is nowhere at hand, the failure is a `StepError` with name and message."""
+    """If its class is not in scope, the failure is a `StepError` with name and message."""
 
     async def decline() -> None:
         raise type("Declined", (Exception,), {})("no money")

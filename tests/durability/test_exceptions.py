@@ -142,7 +142,7 @@ async def test_a_class_from_elsewhere_is_a_step_error_both_times(
 
 
 def moving(cls: type[Exception]) -> Definition[Any, Any]:
-    """Return a workflow whose deployment has this class at hand."""
+    """Return a workflow whose deployment has this class in scope."""
 
     async def fail() -> None:
         raise cls("gone")

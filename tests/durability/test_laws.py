@@ -676,7 +676,7 @@ async def test_a_run_leaves_memory_however_its_branches_are_joined(
         await clock.advance("1h")
         run = await runtime.resume("r")
     assert run.output == "done"
-    assert "does not recognise" not in caplog.text
+    assert "does not recognize" not in caplog.text
 
 
 async def test_a_task_that_outlives_its_run_can_record_nothing() -> None:

@@ -377,7 +377,7 @@ def expected_answers(program: Program, recorded: set[str]) -> dict[str, bool]:
 
 
 class Interpreter:
-    """Runs a program; its steps stop for good when the budget is spent."""
+    """Runs a program; its steps stop permanently when the budget is spent."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget

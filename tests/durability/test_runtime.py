@@ -257,7 +257,7 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     await clock.advance("1d")
     (run,) = await runtime.sweep()
     assert (run.status, begun) == ("completed", ["elsewhere", "elsewhere"])
-    [message] = [r.getMessage() for r in caplog.records if "does not recognise" in r.getMessage()]
+    [message] = [r.getMessage() for r in caplog.records if "does not recognize" in r.getMessage()]
     assert run.id in message
     assert "elsewhere" in message
     assert "test_runtime.py" in message

@@ -164,7 +164,7 @@ async def test_another_workflow_is_always_a_conflict(client: Client) -> None:
 
 async def test_an_existing_run_can_be_an_error(client: Client) -> None:
     await client.trigger(order, Order("pen"), run_id="order-1")
-    with pytest.raises(RunConflict, match="exists already"):
+    with pytest.raises(RunConflict, match="already exists"):
         await client.trigger(order, Order("pen"), run_id="order-1", if_exists="error")
 
 

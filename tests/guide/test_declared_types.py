@@ -1,4 +1,4 @@
-"""Declared types: what a lambda returns comes back as itself."""
+"""Declared types: what a lambda returns is restored with its class."""
 
 from dataclasses import dataclass
 from typing import Any

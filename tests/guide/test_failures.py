@@ -66,7 +66,7 @@ async def test_an_exception_keeps_its_cause_and_its_notes(always_replay: bool) -
     assert await drive(runtime, order, "order-1") == ["card ends in 42", "ConnectionError('reset')"]
 
 
-async def test_a_class_that_no_function_has_at_hand_is_a_step_error(always_replay: bool) -> None:
+async def test_a_class_that_no_function_can_name_is_a_step_error(always_replay: bool) -> None:
     async def visit() -> None:
         raise type("Elsewhere", (Exception,), {})("far away")
 

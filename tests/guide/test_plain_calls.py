@@ -64,7 +64,7 @@ async def test_a_step_cannot_contain_a_step() -> None:
         (await Workflow("w").run(body)).unwrap()
 
 
-async def test_the_handle_of_the_run_is_at_hand() -> None:
+async def test_the_handle_of_the_run_can_be_looked_up() -> None:
     """In any function that a run calls."""
 
     async def nap() -> str:

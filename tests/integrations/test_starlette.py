@@ -106,7 +106,7 @@ async def test_an_idempotency_key_starts_one_run(http: httpx.AsyncClient) -> Non
     assert other.status_code == 409
     assert other.headers["content-type"] == "application/problem+json"
     # A key can be guessed: the answer does not show what its first user sent.
-    assert "exists already" in other.json()["detail"]
+    assert "already exists" in other.json()["detail"]
     assert "ana@shop" not in other.text
 
 

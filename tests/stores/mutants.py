@@ -329,7 +329,7 @@ class FoldsInTwoWrites(MemoryBackend):
         return await super().append(entries)
 
 
-@caught_by("test_a_rest_gives_up_the_lease")
+@caught_by("test_a_rest_releases_the_lease")
 class KeepsTheLeaseAtRest(MemoryBackend):
     def _rest(self, run: Run, snapshot: bytes, rest: Rest) -> None:
         owner, wake_at = run.owner, run.wake_at

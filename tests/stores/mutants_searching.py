@@ -60,7 +60,7 @@ class ClaimsFromAnyQueue(ClaimsOtherwise):
         return drives, dict.fromkeys(self.runs.index._queues, 100)
 
 
-@caught_by("test_a_claim_takes_at_most_so_many_runs_of_each_queue")
+@caught_by("test_a_claim_respects_the_limit_of_each_queue")
 class IgnoresQueueLimits(ClaimsOtherwise):
     def filters(
         self, drives: Drives, queues: Mapping[str, int]

@@ -100,7 +100,7 @@ async def test_an_answer_that_is_too_late_is_gone(runtime: Runtime, app: Callbac
     token = await token_of(runtime, ships, 1)
     await runtime.cancel("r/ä")
     late = await request(app, "POST", f"/{token}", b'{"approved": true}')
-    assert (late.status, late.body) == (410, {"error": "the question is not open any more"})
+    assert (late.status, late.body) == (410, {"error": "the question is no longer open"})
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -1,4 +1,4 @@
-"""The built-in caches; each is imported when its name is first used."""
+"""The built-in caches, each imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class FileCache:
-    """Keeps each record in a file of its own, so that it outlives the process.
+    """Keeps each record in its own file, so that it outlives the process.
 
     A write replaces the file atomically, so several processes may share the directory. A file that
     cannot be read is logged and treated as missing.
@@ -113,8 +113,9 @@ class FileCache:
         entry = _read(path)
         if entry is None or not self._is_expired(entry):
             return False
-        # Another process may have stored a new record since we read the file. So the file is moved
-        # aside, read again, and moved back if it is a new one, unless there is an even newer one.
+        # Another process may have stored a new record since we read the file. So move the file
+        # aside, read it again, and move it back if it has not expired, unless there is an even
+        # newer one.
         aside = path.with_suffix(".expired")
         with suppress(FileNotFoundError):
             path.replace(aside)

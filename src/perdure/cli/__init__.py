@@ -1,6 +1,6 @@
 """The `perdure` command: find runs, see why they do not move, repair them, and run workers.
 
-It asks `Insights`, acts through `Operations`, and needs the extra `cli` (click and rich).
+It uses `Insights` and `Operations`, and needs the extra `cli` (click and rich).
 """
 
 import sys

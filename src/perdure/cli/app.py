@@ -12,7 +12,7 @@ from perdure.errors import PerdureError
 
 
 class Entry(NamedTuple):
-    """Where a command is, or the verb it is made of, and the first sentence of its help."""
+    """The location of a command, or its verb, and the first sentence of its help."""
 
     place: str
     summary: str
@@ -83,7 +83,7 @@ HIDDEN = {"dev-child": Entry("dev_child:dev_child", "")}
 
 
 class Root(click.Group):
-    """The group `perdure`: it loads commands when they are used, and turns errors into codes."""
+    """The group `perdure`, which loads commands on first use, and turns errors into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -101,7 +101,7 @@ class Root(click.Group):
                 formatter.write_dl([(name, entry.summary) for name, entry in commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that is expected becomes a message and an exit code."""
+        """Run the command; an expected error becomes a message and an exit code."""
         try:
             return super().invoke(ctx)
         except (PerdureError, TimeoutError) as error:

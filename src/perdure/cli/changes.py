@@ -1,4 +1,4 @@
-"""Commands that change runs, schedules, queues and so on: each is made of a verb of the table.
+"""Commands that change runs, schedules, queues and so on, each generated from a verb.
 
 A verb for runs takes ids, ids from stdin, or all runs of a query.
 """
@@ -74,7 +74,7 @@ class BulkOptions:
 def verb_command(name: str) -> Command:
     """Return the command of a verb."""
     verb = VERBS[name]
-    # The name of something new is the first word, as that of something which exists.
+    # The name of a new object is the first word, like that of an existing one.
     fields = verb.fields if verb.has_target else verb.fields[1:]
     arguments = [field for field in fields if field.is_argument]
 
@@ -268,7 +268,7 @@ def _confirm(change: Change, count: int, *, yes: bool) -> None:
 
 
 async def follow(settings: Settings, steps: AsyncGenerator[BulkProgress, None], done: str) -> None:
-    """Show the progress of a bulk operation until it ends; Ctrl-C leaves it to be continued."""
+    """Show the progress of a bulk operation until it ends; after Ctrl-C it can be continued."""
     last: BulkProgress | None = None
     try:
         with progress("Working") as show:
@@ -281,7 +281,7 @@ async def follow(settings: Settings, steps: AsyncGenerator[BulkProgress, None], 
             message(settings, f"{text} Continue with: perdure bulk resume {last.id}")
         raise
     if last is not None:
-        # Without what only the process that works on it needs to know.
+        # Without the fields that only the process that works on it needs.
         _finish(settings, convert(last, BulkProgress, from_attributes=True), done)
 
 

@@ -1,4 +1,4 @@
-"""What commands ask and change: `Insights` and `Operations` on the store that was found."""
+"""`Insights` and `Operations` for commands, on the store that was found."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from perdure.operations import Operations
 
 @asynccontextmanager
 async def insights(settings: Settings, *, reveal: bool = False) -> AsyncGenerator[Insights, None]:
-    """Open the store for questions, which create no file."""
+    """Open the store for reading, without creating a file."""
     if (url := store_url(settings)) is not None:
         _check_exists(url)
     async with opened_store(settings) as (store, name):
@@ -39,7 +39,7 @@ async def operations(settings: Settings) -> AsyncGenerator[Operations, None]:
 
 
 def _check_exists(url: str) -> None:
-    """Raise if the URL is that of a file or directory that does not exist: it may be misspelled."""
+    """Raise if the URL refers to a missing file or directory: it may be misspelled."""
     scheme, _, path = url.partition("://")
     if scheme == "sqlite":
         path = path.removeprefix("/")

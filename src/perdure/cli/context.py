@@ -19,7 +19,7 @@ TimeFormat: TypeAlias = Literal["relative", "iso", "local"]
 
 
 def _operator() -> str:
-    """Return `user@host`, which an act is recorded with unless `--by` names another person."""
+    """Return `user@host`, the default name that is recorded with an act."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container without this user in /etc/passwd
@@ -110,12 +110,12 @@ AsyncCommand: TypeAlias = Callable[..., Coroutine[Any, Any, None]]
 
 
 def command(function: AsyncCommand) -> Command:
-    """Make a command of an async function whose first argument is the `Settings`."""
+    """Turn an async function whose first argument is the `Settings` into a command."""
 
     @click.pass_context
     def run(context: click.Context, /, **arguments: Any) -> None:
         settings = context.ensure_object(Settings)
-        # Here, since these options may follow the command's name.
+        # Read here, since these options may follow the command's name.
         colors = {"always": True, "never": False}
         context.color = colors.get(settings.color, False if os.environ.get("NO_COLOR") else None)
         if settings.verbose:
@@ -126,7 +126,7 @@ def command(function: AsyncCommand) -> Command:
 
 
 class Group(click.Group):
-    """A command with commands of its own; without one of them it lists."""
+    """A command with subcommands; without a subcommand it lists."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Complete the arguments."""
@@ -136,12 +136,12 @@ class Group(click.Group):
 
 
 def group(help: str, **commands: click.Command) -> click.Group:
-    """Return a command with commands of its own."""
+    """Return a command with subcommands."""
     return Group(help=help, commands=commands)
 
 
 class _Formatter(logging.Formatter):
-    """Formats log records so that a terminal cannot execute what is in them."""
+    """Formats log records so that their contents cannot control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))

@@ -1,4 +1,4 @@
-"""One thing in full, as indented lines: what `perdure workflows show` and its like print."""
+"""Print one object in full, as indented lines, as in `perdure workflows show`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from perdure.insights.words import duration, tally_words
 
 
 def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the fields of a struct or a mapping that are not empty; what is in them is indented."""
+    """Yield the non-empty fields of a struct or a mapping, with their contents indented."""
     fields = value if isinstance(value, Mapping) else msgspec.structs.asdict(value)
     shown = {str(name): each for name, each in fields.items() if not _is_empty(each)}
     width = max(map(len, shown), default=0) + 2
@@ -30,7 +30,7 @@ def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:
 
 
 def in_line(output: Output, value: Any) -> str | None:
-    """Return a value as it follows its name, or `None` if it needs lines of its own."""
+    """Return a value for the same line as its name, or `None` if it needs separate lines."""
     match value:
         case bool():
             return "yes" if value else "no"

@@ -24,8 +24,9 @@ from perdure.clock import SystemClock
 from perdure.engine.tasks import detached
 
 LOOK, GRACE, LAST_GRACE = 0.1, 1.0, 5.0
-"""In seconds: how often files are looked at, how long runs may continue before their leases are
-released, and how long the child may take to end after that."""
+"""In seconds: how often files are checked, how long runs may continue before their leases are
+released, and how long the child may then take to end.
+"""
 
 SKIPPED = {"__pycache__", "node_modules", "build", "dist", "venv", "site-packages"}
 
@@ -51,9 +52,9 @@ async def dev(settings: Settings, app: str | None, port: int) -> None:
 
 
 class Parent:
-    """Starts the child, and starts it again when asked to.
+    """Starts the child, and restarts it on request.
 
-    A happening is a key (`o`, `r`, `q`) or the path of a file that changed.
+    An event is a key (`o`, `r`, `q`) or the path of a file that changed.
     """
 
     def __init__(self, settings: Settings, port: int, happenings: asyncio.Queue[str]) -> None:
@@ -103,7 +104,7 @@ class Parent:
         if child is not self._child:
             return
         if is_first and code == USAGE:
-            # No change of a file repairs a port in use or a wrong option.
+            # Changing a file does not fix a port in use or a wrong option.
             self._code = code
             self._happenings.put_nowait("q")
         else:
@@ -136,7 +137,7 @@ class Parent:
 
 
 async def _ends(child: Process, number: signal.Signals, seconds: float) -> bool:
-    """Send a signal to a child, and return whether it ends within a time."""
+    """Send a signal to a child, and return whether it ends within `seconds`."""
     with suppress(ProcessLookupError):
         child.send_signal(number)
     try:

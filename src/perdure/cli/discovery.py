@@ -1,4 +1,4 @@
-"""Finding the store and the application that a command works with."""
+"""Find the store and the application that a command works with."""
 
 import sys
 import tomllib
@@ -22,7 +22,7 @@ from perdure.stores import open_store
 from perdure.worker import Worker
 
 MODULES = ("perdure_app", "workflows", "app", "main")
-"""The modules of the working directory in which a runtime is looked for."""
+"""The modules of the working directory that are searched for a runtime."""
 
 NO_STORE = (
     "no store: pass --store URL, set PERDURE_STORE, or write it to pyproject.toml as store under "
@@ -60,7 +60,7 @@ def store_url(settings: Settings) -> str | None:
 
 
 def url_in(text: str, option: str) -> str:
-    """Return the value of an option that is a URL, or `@` and the name of the file with it."""
+    """Return the URL in the value of an option, which may be `@` and the name of a file."""
     if not text.startswith("@"):
         return text
     try:
@@ -71,7 +71,7 @@ def url_in(text: str, option: str) -> str:
 
 @asynccontextmanager
 async def opened_store(settings: Settings) -> AsyncGenerator[tuple[Store, str], None]:
-    """Open the store, with its URL; without one, that of the application is used."""
+    """Open the store, and yield it with its URL; the default is the application's store."""
     if url := store_url(settings):
         async with open_store(url) as store:
             yield store, url
@@ -146,7 +146,7 @@ def find_app(settings: Settings, missing: str = NO_APP) -> tuple[str, object]:
 
 
 def _mentions_runtime(path: Path) -> bool:
-    """Return whether it is worth importing a file, which may be of any program."""
+    """Return whether a file, which may belong to any program, is worth importing."""
     return path.is_file() and b"runtime" in path.read_bytes().lower()
 
 
@@ -181,7 +181,7 @@ def _module(module: str) -> object:
 
 
 def _users_part(error: Exception) -> TracebackType | None:
-    """Return the traceback from the first line on that is neither ours nor the import system's."""
+    """Return the traceback without the leading frames of perdure and the import system."""
     traceback = error.__traceback__
     while traceback is not None and _is_internal(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next

@@ -1,4 +1,4 @@
-"""Exit codes: what an error of perdure means to a script."""
+"""Exit codes of the command for perdure's errors."""
 
 from perdure.errors import (
     AlreadyRunning,
@@ -46,5 +46,5 @@ def explain(error: Exception) -> str:
     if isinstance(error, RunNotFound):
         return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
     if isinstance(error, RunConflict):
-        return f"run {error.run_id!r} exists already; choose another --id"
+        return f"run {error.run_id!r} already exists; choose another --id"
     return str(error)

@@ -30,7 +30,7 @@ Columns: TypeAlias = Callable[[Output], list[Column[Any]]]
 
 
 def listing(question: str, help: str, columns: Columns, key: str = "name") -> Command:
-    """Return the command that lists what a method of `Insights` answers."""
+    """Return a command that lists the results of a method of `Insights`."""
 
     async def run(settings: Settings) -> None:
         async with insights(settings) as ask:
@@ -43,7 +43,7 @@ def listing(question: str, help: str, columns: Columns, key: str = "name") -> Co
 
 
 def showing(question: str, help: str, noun: str = "", metavar: str = "NAME") -> Command:
-    """Return the command that prints one of them, or ends with the code for what does not exist."""
+    """Return a command that prints one result, or ends with the exit code for a missing one."""
 
     async def run(settings: Settings, name: str) -> None:
         async with insights(settings) as ask:

@@ -1,4 +1,4 @@
-"""Strings that a terminal must not execute."""
+"""Make strings safe for a terminal."""
 
 import re
 
@@ -26,7 +26,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with the same meaning that a terminal cannot execute."""
+    """Return equivalent JSON that cannot control the terminal."""
     # Outside of strings, JSON has none of these characters but line breaks.
     return "\n".join(
         _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n")

@@ -13,7 +13,7 @@ from perdure.insights.model import Finding
 from perdure.version import __version__
 
 EXAMINED = 1000
-"""How many runs are examined for acts that the audit trail lacks, unless all are."""
+"""How many runs are examined for acts that are missing in the audit trail, without --fix."""
 
 
 @command
@@ -32,7 +32,7 @@ async def doctor(settings: Settings, fix: bool) -> None:
 
 
 async def _missing_acts(settings: Settings, *, fix: bool) -> list[Finding]:
-    """Look for acts that the audit trail lacks; with `fix`, restore them."""
+    """Look for acts that are missing in the audit trail; with `fix`, restore them."""
     limit = None if fix else EXAMINED
     async with operations(settings) as act:
         with progress("Examining runs") as show:

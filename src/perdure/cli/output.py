@@ -1,4 +1,4 @@
-"""Printing answers: tables on a terminal, tab-separated lines in a pipe, or JSON."""
+"""Print answers: tables on a terminal, tab-separated lines in a pipe, or JSON."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ class Output:
         self._can_draw = "utf" in (sys.stdout.encoding or "").lower()
 
     def time(self, at: datetime | None) -> str:
-        """Return a time as `--time` asks; the default is relative on a terminal."""
+        """Format a time according to `--time`; the default is relative on a terminal."""
         if at is None:
             return ""
         style = self._settings.time or ("relative" if self.is_terminal else "iso")
@@ -71,16 +71,16 @@ class Output:
         return f"{SystemClock().now().astimezone():%H:%M:%S}"
 
     def mark(self, status: str) -> str:
-        """Return the mark of a status, or its word where the mark cannot be printed."""
+        """Return the mark of a status, or the status itself where the mark cannot be printed."""
         return _MARKS[status][0] if self._can_draw else status
 
     def status(self, status: str) -> str:
-        """Return a status with its mark, or its word alone where the mark cannot be printed."""
+        """Return a status with its mark, or without it where it cannot be printed."""
         has_mark = status in _MARKS and self._can_draw and self.is_terminal
         return f"{self.mark(status)} {status}" if has_mark else status
 
     def answer(self, answer: Any, lines: Callable[[], Iterable[str]], ids: Iterable[str]) -> None:
-        """Print one answer: as lines for people, as JSON, or the ids in it."""
+        """Print one answer: as lines for people, as JSON, or only its ids."""
         if self.format == "table":
             for line in lines():
                 click.echo(line)
@@ -97,7 +97,7 @@ class Output:
         ids: Iterable[str] = (),
         if_empty: str = "There are none.",
     ) -> None:
-        """Print a list: `answer` is what `-o json` prints, `rows` what the other formats do."""
+        """Print a list: `-o json` prints `answer`, other formats print `rows`."""
         if self.format == "json":
             self.json(answer)
         elif self.format == "jsonl":

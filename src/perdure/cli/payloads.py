@@ -1,4 +1,4 @@
-"""Values that are passed as arguments: JSON, or `key=text key:=json` pairs."""
+"""Parse values in arguments: JSON, or `key=text key:=json` pairs."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def parse_payload(arguments: Sequence[str]) -> Any:
 
 
 def parse_options(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """Return what `name=value` options name."""
+    """Parse `name=value` options."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, separator, found[name] = pair.partition("=")

@@ -18,7 +18,7 @@ from perdure.runtime import Runtime
 
 LOCAL = "http://127.0.0.1:8765/"
 TOKEN = "PERDURE_DEV_TOKEN"
-"""The variable by which `perdure dev` passes the token of the dashboard on to its children."""
+"""The environment variable in which `perdure dev` passes the dashboard's token to its children."""
 
 PORT = option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True)
 

@@ -81,7 +81,7 @@ def _lines(settings: Settings, output: Output, facts: RunFacts, steps: StepsPage
 
 
 def _family(facts: RunFacts) -> Iterator[str]:
-    """Yield the run that started this one, and those that it started."""
+    """Yield lines about the parent and the children of a run."""
     if facts.schedule:
         yield printable(f"Schedule  {facts.schedule}")
     if facts.parent is not None:
@@ -169,7 +169,7 @@ def _row(output: Output, bar: Bar) -> Row:
 
 
 def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> Iterator[str]:
-    """Yield a line for each record and each step in flight; waits have lines of their own."""
+    """Yield a line for each record and each step in flight; waits are printed separately."""
     picture = draw(facts, steps, is_last=True, now=output.now)
     rows = [_row(output, bar) for bar in picture.bars if bar.step or bar.look == "open"]
     if not rows:

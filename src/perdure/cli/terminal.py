@@ -1,4 +1,4 @@
-"""Keys that are pressed on a terminal, and waiting for one thing or another."""
+"""Read keys on a terminal, and wait with a timeout."""
 
 import asyncio
 import os

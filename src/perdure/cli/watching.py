@@ -1,4 +1,4 @@
-"""Commands that look at the store as a whole, or follow a run: overview, top and watch."""
+"""Commands that show the whole store, or follow a run: overview, top and watch."""
 
 import asyncio
 import sys

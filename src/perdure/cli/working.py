@@ -1,4 +1,4 @@
-"""`perdure worker`: drive runs of an application until a signal arrives."""
+"""`perdure worker`: execute runs of an application until a signal arrives."""
 
 import asyncio
 import logging

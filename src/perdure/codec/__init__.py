@@ -1,8 +1,9 @@
-"""Python values as JSON, and back: how the values of steps are stored.
+"""Encode Python values as JSON, and decode them: how the values of steps are stored.
 
 Types that JSON lacks are written with a tag: `{"~datetime": "2024-05-01T09:30:00"}`. Objects with
 fields are written as their fields and rebuilt from the step's return type. A part that cannot be
-restored is a `Loss` with its path. Nothing is pickled, and nothing is imported by a stored name.
+restored is reported as a `Loss` with its path. Nothing is pickled, and nothing is imported because
+its name is stored.
 """
 
 from collections.abc import Callable
@@ -74,16 +75,17 @@ _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
 
 EXCEPTION = "exception"
-"""Begins the paths of what was lost of an exception."""
+"""The first part of the paths of losses in an exception."""
 
 _NO_ARGUMENTS = f"{crc32(b'[]'):08x}"
 _TOO_DEEP = "nested too deeply for the remaining Python stack"
-# Data with fewer containers can be read whatever their shape; others must not be deeper than this.
+# Data with fewer containers can be read whatever their shape; data with more must not be deeper
+# than this.
 _MANY_CONTAINERS, _MAX_JSON_DEPTH = 10_000, 300
 
 
 class Prepared(NamedTuple):
-    """A value as it is stored, and as the workflow function sees it, before and after a crash.
+    """A value as it is stored, and as the workflow function sees it.
 
     `typed` means that the step's return type or declared types are needed to restore the value.
     """
@@ -100,12 +102,12 @@ def prepare(
     root: str = "value",
     types: DeclaredTypes = NO_TYPES,
 ) -> Prepared:
-    """Return what is stored of a value, and what the workflow function sees of it.
+    """Return a value as it is stored, and as the workflow function sees it.
 
-    Plain JSON is both, without a copy. `returns` returns the type of the value or `None`; it is
-    called only if the value contains something that needs its class to be restored. Where that type
-    does not name the class, declared `types` do. The paths of losses begin with `root`. Raise
-    `CodecError` if the value is nested more than `MAX_DEPTH` deep.
+    Plain JSON serves as both, without a copy. `returns` returns the type of the value or `None`; it
+    is called only if restoring the value requires a class. Classes that this type does not name are
+    looked up in the declared `types`. The paths of losses begin with `root`. Raise `CodecError` if
+    the value is nested more than `MAX_DEPTH` deep.
     """
     try:
         if is_plain(value):
@@ -124,7 +126,7 @@ def _prepare_rich(
         typed = _prepare_by_type(value, returns(), writer, data, root)
         if typed is None or typed.losses:
             declared = _prepare_declared(value, types, root)
-            # A type that restores a part of the value is still better than nothing.
+            # A type that restores part of the value is still better than nothing.
             if declared is not None and (typed is None or not declared.losses):
                 return declared
         if typed is not None:
@@ -135,7 +137,7 @@ def _prepare_rich(
 
 
 def _prepare_declared(value: object, types: DeclaredTypes, root: str) -> Prepared | None:
-    """Return the value with the names of its declared classes, or `None` if it has none of them."""
+    """Return the value with the names of its declared classes, or `None` if it contains none."""
     if not types:
         return None
     writer = Writer(Form.DECLARED, types)
@@ -160,7 +162,8 @@ def _prepare_by_type(
         named = _attempt(value, annotation, namer, namer.write_root(value, root), root)
     except CodecError:  # names add levels, and may exceed the limit
         return fields
-    # If writing loses something anyway, names are the safer form; else they must avoid the loss.
+    # If writing loses something anyway, names are the safer form. Otherwise they are used only if
+    # they avoid the loss.
     if named is not None and (namer.losses or not named.losses):
         return named
     return fields
@@ -188,7 +191,7 @@ def _attempt(
 
 
 def _is_untyped(rebuilt: object, data: JSONValue, root: str) -> bool:
-    """Return whether the annotation restored no class at all, so that it can be ignored."""
+    """Return whether the annotation restored no class at all, and can be ignored."""
     try:
         return difference(untag(data, root), rebuilt, root) is None
     except CodecError:
@@ -214,11 +217,13 @@ def decode(
     typed: bool = False,
     types: DeclaredTypes = NO_TYPES,
 ) -> Any:
-    """Return the value of stored JSON, with the classes of `returns` if it is `typed`, or with the
-    declared `types` if it was stored with their names.
+    """Decode a value from stored JSON.
 
-    JSON without tags is returned as the same object. Malformed data raise `CodecError` with the
-    path.
+    The classes are those of `returns` if the value is `typed`, or the declared `types` if it was
+    stored with their names.
+
+    JSON without tags is returned as it is, without a copy. Malformed data raises `CodecError` with
+    the path.
     """
     try:
         if not typed:
@@ -239,7 +244,7 @@ def _shallow(data: JSONValue) -> JSONValue:
 
 
 def convert(data: JSONValue, type: object) -> Any:
-    """Convert JSON of another origin, without tags, to a type.
+    """Convert untagged JSON from another source to a type.
 
     Raise `CodecError` with the path of the field that does not fit.
     """
@@ -259,10 +264,10 @@ def dumps(data: JSONValue) -> bytes:
         text = _to_json(data)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CodecError(f"cannot be written as JSON: {error}") from error
-    # Since Python 3.14 only the stack limits the depth, and more can be written than read again.
+    # Since Python 3.14, only the stack limits the depth, so more can be written than read back.
     # Most texts are too short for that: their containers need not be counted.
     if len(text) > _MANY_CONTAINERS and _has_many_containers(text) and not _is_readable(data):
-        raise CodecError("cannot be written as JSON: nested too deep to be read again")
+        raise CodecError("cannot be written as JSON: nested too deeply to be read back")
     return text
 
 
@@ -288,7 +293,7 @@ def loads(data: bytes | str) -> JSONValue:
 def fingerprint(args: tuple[object, ...]) -> str:
     """Return a short string that is the same for equal arguments in every process. Never raises.
 
-    An argument that is not data counts by the name of its class.
+    An argument that is not data is represented by the name of its class.
     """
     if not args:
         return _NO_ARGUMENTS
@@ -308,9 +313,9 @@ def _fingerprint_data(arg: object) -> JSONValue:
 
 
 def encode_cause(error: object, scope: ErrorScope = NOWHERE) -> SerializedCause:
-    """Return an exception, or any other value that means failure, as data. Never raises.
+    """Encode an exception, or any other value that stands for a failure. Never raises.
 
-    The class of an exception that is found in `scope` is stored with its full name.
+    If the class of an exception is found in `scope`, its full name is stored.
     """
     writer = Writer(Form.LOST)
 
@@ -330,11 +335,11 @@ def encode_cause(error: object, scope: ErrorScope = NOWHERE) -> SerializedCause:
 
 
 def decode_cause(cause: SerializedCause, scope: ErrorScope = NOWHERE) -> object:
-    """Return the exception or value of a stored cause.
+    """Decode the exception or value of a stored cause.
 
-    An exception is restored with its class if that is built into Python, perdure's own or found in
-    `scope`; otherwise it becomes a `StepError` with its name, message and traceback. Its causes,
-    its notes and the members of a group are restored as well.
+    An exception is restored with its class if the class is built into Python, belongs to perdure or
+    is found in `scope`; otherwise it becomes a `StepError` with its name, message and traceback.
+    Its causes, its notes and the members of a group are restored as well.
     """
     try:
         return restore(_shallow(cause), scope, lambda data: untag(data, "cause"))
@@ -345,11 +350,10 @@ def decode_cause(cause: SerializedCause, scope: ErrorScope = NOWHERE) -> object:
 def prepare_error(
     error: BaseException, scope: ErrorScope
 ) -> tuple[SerializedCause, BaseException, tuple[Loss, ...]]:
-    """Return what is stored of an exception, the exception that the function sees, and what of it
-    was lost.
+    """Return an exception as it is stored, as the workflow function sees it, and its losses.
 
-    The function sees the same object if a replay raises one like it. Otherwise it sees what a
-    replay raises: a `StepError`, or an exception of the same class without what was lost.
+    The function sees the original object if a replay can raise an equal one. Otherwise it sees what
+    a replay will raise: a `StepError`, or an exception of the same class without the lost parts.
     """
     cause = encode_cause(error, scope)
     visible = decode_cause(cause, scope)
@@ -366,7 +370,7 @@ def prepare_error(
 def _losses(error: BaseException, visible: BaseException) -> list[Loss]:
     """Return what distinguishes a restored exception from the original.
 
-    A class that was not found is a loss without a path: the function's `StepError` says it.
+    A class that was not found is not listed: the `StepError` that the function sees shows it.
     """
     cause = recorded_cause(visible)
     if type(visible) is not type(error) or cause is None:

@@ -1,4 +1,4 @@
-"""Type annotations: the return type of a function, the members of a union, type variables."""
+"""Inspect type annotations: return types, members of unions, type variables."""
 
 import inspect
 import types
@@ -33,7 +33,7 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
 
 
 def strip_annotation(annotation: Any) -> Any:
-    """Return an annotation without wrappers, new types and aliases around it."""
+    """Return an annotation without the wrappers, new types and aliases around it."""
     while True:
         if get_origin(annotation) in _WRAPPERS:
             annotation = get_args(annotation)[0]
@@ -49,7 +49,7 @@ def strip_annotation(annotation: Any) -> Any:
 
 
 def substitute(annotation: Any, variables: Mapping[Any, Any]) -> Any:
-    """Return an annotation with its type variables replaced; by `Any` if they are unknown."""
+    """Return an annotation with its type variables replaced; unknown ones become `Any`."""
     if isinstance(annotation, TypeVar):
         return variables.get(annotation, Any)
     expected = getattr(annotation, "__parameters__", ())
@@ -75,7 +75,7 @@ def _match_variables(generic: Any, arguments: tuple[Any, ...]) -> dict[Any, Any]
 
 
 def return_type(fn: Callable[..., object]) -> object | None:
-    """Return the type of the value that a call of `fn` ends with, or `None` if it is unknown.
+    """Return the type of the value that a call of `fn` results in, or `None` if it is unknown.
 
     Awaitables are awaited and results unwrapped: for `Awaitable[Ok[User] | Err[str]]` it is `User`.
     """
@@ -105,7 +105,7 @@ def returns_result(fn: Callable[..., object]) -> bool:
 
 
 def annotations_of(fn: Callable[..., object]) -> list[object]:
-    """Return the annotations of a function's parameters and return value that can be resolved."""
+    """Return the resolvable annotations of a function's parameters and return value."""
     resolved: list[object] = []
     try:
         function = inspect.unwrap(fn)
@@ -113,7 +113,7 @@ def annotations_of(fn: Callable[..., object]) -> list[object]:
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
         return resolved
     for annotation in annotations:
-        with suppress(Exception):  # as above: one that cannot be resolved says nothing
+        with suppress(Exception):  # as above: skip what cannot be resolved
             resolved.append(_resolve(annotation, function))
     return resolved
 
@@ -131,7 +131,7 @@ def _annotation(fn: Any) -> Any:
 
 
 def _resolve(annotation: Any, fn: Any) -> Any:
-    """Return an annotation with its names resolved in the scope of the function."""
+    """Resolve the names in an annotation in the scope of the function."""
     if isinstance(annotation, type):
         return annotation
     names = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)

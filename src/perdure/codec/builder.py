@@ -1,7 +1,7 @@
-"""Restore values from stored JSON by an annotation: where it names a class, build an instance.
+"""Restore values from stored JSON, building instances of the classes that an annotation names.
 
-The annotation is used only to find classes. What it says about plain values is not enforced: Python
-did not enforce it when the step ran, and the function must see the same value again.
+The annotation is used only to find classes. It is not enforced for plain values: Python did not
+enforce it when the step ran, and the function must see the same value again.
 """
 
 import collections.abc
@@ -26,18 +26,18 @@ _MAX_GUESSES = 1000
 
 
 class Builder:
-    """Builds one value. With `named`, each object in the data is stored with its class's name."""
+    """Builds one value. With `named`, each object in the data has the name of its class."""
 
     def __init__(self, named: bool = False) -> None:
         self.named = named
         self._guesses = 0
 
     def build(self, data: JSONValue, annotation: Any, path: str) -> Any:
-        """Return the value of the data, with the classes that the annotation names."""
+        """Build a value from the data, with the classes that the annotation names."""
         return _plan_of(annotation)(self, data, path)
 
     def guess(self, data: JSONValue, members: tuple[Any, ...], path: str) -> Any:
-        """Return the value by the first member of a union that the data fit."""
+        """Build a value as the first member of a union that fits the data."""
         for exact in (True, False):
             for member in members:
                 if not _fits(data, strip_annotation(member), self.named, exact):
@@ -52,14 +52,14 @@ class Builder:
 
 
 class DeclaredBuilder(Builder):
-    """Builds a value that contains the full names of its classes; annotations are not needed."""
+    """Builds a value from data with the full names of its classes, without annotations."""
 
     def __init__(self, types: DeclaredTypes) -> None:
         super().__init__(named=True)
         self._types = types
 
     def build(self, data: JSONValue, annotation: Any, path: str) -> Any:
-        """Return the value of the data, with the declared classes that they name."""
+        """Build a value from the data, with the declared classes that it names."""
         tag, payload = split_tag(data)
         if tag == "record":
             name, content = pair_of(payload, path)
@@ -73,7 +73,7 @@ class DeclaredBuilder(Builder):
 
 
 def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
-    """Return whether data may be of this member of a union, judging by the outermost level."""
+    """Return whether data may belong to this member of a union, judging by the outermost level."""
     tag, payload = split_tag(data)
     cls = get_origin(member) or member
     if not isinstance(cls, type):
@@ -95,7 +95,7 @@ def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
 def _is_kind(stored: type, cls: type) -> bool:
     try:
         return issubclass(stored, cls)
-    except TypeError:  # a protocol that cannot be checked at run time
+    except TypeError:  # the protocol cannot be checked at run time
         return False
 
 
@@ -134,8 +134,9 @@ Plan: TypeAlias = Callable[[Builder, JSONValue, str], Any]
 
 
 def build(data: JSONValue, annotation: Any, path: str, types: DeclaredTypes = NO_TYPES) -> Any:
-    """Return the value of stored JSON, with the classes that the annotation names; with declared
-    classes if it was stored with their names.
+    """Build a value from stored JSON, with the classes that the annotation names.
+
+    If the value was stored with the names of declared classes, those are used.
     """
     tag, payload = split_tag(data)
     try:
@@ -262,7 +263,7 @@ def _result(content_type: Any) -> Plan:
 
 
 def _open_class(builder: Builder, cls: type, data: JSONValue, path: str) -> tuple[bool, JSONValue]:
-    """Return whether data represent an instance of the class, and the data of its content."""
+    """Return whether the data represents an instance of the class, and the data inside it."""
     tag, payload = split_tag(data)
     if not builder.named:
         return True, data

@@ -1,7 +1,7 @@
-"""Classes with named fields: how to read the fields of an instance, and how to create one.
+"""Classes with named fields: read the fields of an instance, and create instances.
 
-Dataclasses, attrs classes, pydantic models, msgspec Structs and NamedTuples. attrs and pydantic are
-not imported here: where there is an instance, its library is loaded.
+Dataclasses, attrs classes, pydantic models, msgspec Structs and NamedTuples are supported. attrs
+and pydantic are not imported here: if there is an instance, its library is already loaded.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ _CACHED_HASH = "_attrs_cached_hash"
 
 
 class ClassInfo(NamedTuple):
-    """What the codec knows about one class with fields.
+    """What the codec knows about a class with fields.
 
-    `read` returns the fields that are set. `make` creates an instance from the values of its
-    fields, with defaults for those that are missing; it runs the user's code, which may raise.
-    `model` means a pydantic model, `open` a class that accepts more fields than it declares.
+    `read` returns the fields that are set. `make` creates an instance from field values, with
+    defaults for missing fields; it runs the user's code, which may raise. `model` marks a pydantic
+    model, `open` a class that accepts undeclared fields.
     """
 
     names: tuple[str, ...]
@@ -82,7 +82,7 @@ def _hint(cls: type, name: str, known: dict[str, Any]) -> Any:
     names = vars(sys.modules.get(base.__module__, sys))
     try:
         return get_type_hints(holder, globalns=names, localns=known, include_extras=True)[name]
-    except Exception:  # noqa: BLE001 - as above; an annotation that cannot be resolved says nothing
+    except Exception:  # noqa: BLE001 - as above; ignore what cannot be resolved
         return Any
 
 
@@ -125,10 +125,13 @@ def _read_set(names: tuple[str, ...]) -> Callable[[Any], Values]:
 
 
 def _maker(cls: type, defaults: Mapping[str, Default], hook: str) -> Callable[[Values], object]:
-    """Return a function that sets fields without `__init__`, which may take other arguments.
+    """Return a function that creates an instance without `__init__`.
+
+    `__init__` may take other arguments than the fields.
 
     It runs the class's post-init hook, because that may set attributes that are not fields. Then it
-    sets the fields again: the hook may change them, and has done so when the instance was created.
+    sets the fields again: the hook may change fields, and the stored values already include such
+    changes.
     """
 
     post_init = _post_init(cls, hook)
@@ -146,7 +149,7 @@ def _maker(cls: type, defaults: Mapping[str, Default], hook: str) -> Callable[[V
 
 def _post_init(cls: type, name: str) -> Callable[[Any], object] | None:
     hook = getattr(cls, name, None)
-    # A hook with arguments (the InitVar of dataclasses) cannot run again: they are not stored.
+    # A hook with arguments (dataclasses' InitVar) cannot run again: the arguments are not stored.
     return hook if hook and len(inspect.signature(hook).parameters) == 1 else None
 
 
@@ -182,7 +185,8 @@ def _attrs(cls: Any) -> ClassInfo:
         factory = getattr(field.default, "factory", None)
         if not isinstance(field.default, nothing):
             optional.add(name)
-            # There is no instance yet for a factory that takes it: the field must be in the data.
+            # The factory takes the instance, which does not exist yet, so the field must be in the
+            # data.
             if factory is None:
                 defaults[name] = _constant(field.default)
             elif not field.default.takes_self:
@@ -234,7 +238,8 @@ def _model(cls: Any) -> ClassInfo:
         return values | (instance.__pydantic_extra__ or {})
 
     def make(values: Values) -> object:
-        # Validators may not accept their own output: a string that one has split is a list now.
+        # Not validated: a validator may not accept its own output, such as a string that it split
+        # into a list.
         return cls.model_construct(_fields_set=set(values), **values)
 
     required = frozenset(name for name, field in fields.items() if field.is_required())
@@ -244,7 +249,7 @@ def _model(cls: Any) -> ClassInfo:
 
 
 def dump_field(model: Any, name: str) -> object:
-    """Return one field of a pydantic model as the model itself writes it to JSON."""
+    """Return one field of a pydantic model as pydantic serializes it to JSON."""
     return model.model_dump(mode="json", round_trip=True, include={name})[name]
 
 
@@ -254,5 +259,5 @@ def _adapter(cls: Any, name: str) -> Any:
 
 
 def load_field(cls: type, name: str, data: object) -> object:
-    """Return the value of a pydantic model's field from its JSON."""
+    """Return the value of a pydantic model's field from its serialized form."""
     return _adapter(cls, name).validate_python(data)

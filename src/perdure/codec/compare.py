@@ -1,4 +1,4 @@
-"""Whether a restored value is the same as the original: by class, not only by `==`."""
+"""Compare a restored value with the original: by class, not only by `==`."""
 
 from typing import Any
 
@@ -70,8 +70,8 @@ def _fields_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None
 def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None:
     """Compare the attributes of two instances that are not fields.
 
-    Data must be equal. A lock or a connection that each instance creates for itself is never equal,
-    so it is enough that both have one.
+    Data must be equal. A lock or connection that each instance creates for itself never compares
+    equal, so it is enough that both have one.
     """
     before, after = _undeclared(old, info), _undeclared(new, info)
     for name, value in before.items():

@@ -1,4 +1,4 @@
-"""Convert JSON of another origin, without tags, to a type, by msgspec and pydantic."""
+"""Convert untagged JSON from another source to a type, using msgspec and pydantic."""
 
 import collections.abc
 from pathlib import PurePath
@@ -22,7 +22,7 @@ def convert_foreign(data: Any, annotation: Any, path: str) -> Any:
 
 
 class _Conversion:
-    """The conversion of one value, part by part where msgspec does not support its type."""
+    """Converts one value, part by part where msgspec does not support its type."""
 
     def __init__(self) -> None:
         self._guesses = 0
@@ -40,7 +40,8 @@ class _Conversion:
             refused = error
         except Exception as error:
             raise CodecError(f"does not fit {annotation!r}: {error!r}", path) from error
-        # msgspec refuses unions whose members it cannot tell apart by the JSON: try each of them.
+        # msgspec rejects unions whose members it cannot distinguish by their JSON, so try each
+        # member.
         members = union_members(meaning)
         if len(members) > 1:
             return self._first_that_fits(data, members, path)

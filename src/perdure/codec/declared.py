@@ -1,6 +1,7 @@
-"""Classes that a value may contain where no return type names them: those that the user declared.
+"""Classes that the user declared, for values whose classes no return type names.
 
-A value stores the full names of such classes. They are looked up only here, never imported.
+The full names of these classes are stored in the value. They are only looked up here, never
+imported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +16,10 @@ from perdure.errors import CodecError, InvalidArgument
 
 
 class DeclaredTypes:
-    """Declared classes, those in the annotations of a function, and those in their fields.
+    """Declared classes, classes in the annotations of a function, and the classes of their fields.
 
-    They are collected when they are first needed, which is only for a value that contains an object
-    whose class no return type names.
+    They are collected on first use: only when a value contains an object whose class no return type
+    names.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class DeclaredTypes:
         return bool(self._by_name)
 
     def find(self, name: str, path: str) -> type:
-        """Return the class with this full name, or the only one with its last part: it may have
-        been moved to another module.
+        """Return the class with this full name, or else the only class with this short name.
+
+        So a class is still found after it was moved to another module.
         """
         if (cls := self._by_name.get(name)) is not None:
             return cls
@@ -51,7 +53,7 @@ class DeclaredTypes:
     @cached_property
     def _by_name(self) -> dict[str, type]:
         learnt = () if self._fn is None else annotations_of(self._fn)
-        # Declared ones last: they win over a class of the same name in an annotation.
+        # Declared classes last, so that they win over classes of the same name in annotations.
         return {full_name(cls): cls for cls in _classes_in([*learnt, *self._declared])}
 
 
@@ -61,7 +63,7 @@ def is_restorable(cls: type) -> bool:
 
 
 def check_types(types: object) -> tuple[type, ...]:
-    """Check for an iterable of classes that can be restored; return them as a tuple."""
+    """Check for an iterable of restorable classes; return it as a tuple."""
     if not isinstance(types, Iterable) or isinstance(types, str):
         raise InvalidArgument("types", types, "a list of classes")
     declared = tuple(types)
@@ -78,7 +80,7 @@ def _is_exception(cls: object) -> bool:
 
 
 def _classes_in(annotations: Iterable[Any]) -> Iterable[type]:
-    """Yield the classes that annotations name, and those that the fields of these name."""
+    """Yield the classes that annotations name, and the classes of their fields."""
     found: dict[type, None] = {}
     pending = [*annotations]
     for annotation in pending:

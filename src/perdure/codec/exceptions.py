@@ -1,8 +1,8 @@
-"""Exceptions as data, in the shape of the snapshot format, and back.
+"""Encode exceptions in the snapshot format, and restore them.
 
-A class is only looked up in an `ErrorScope`: among Python's built-in exceptions, perdure's, those
-that the user declared and those that the user's functions have at hand. Any other becomes a
-`StepError`. Constructors of the user's classes are not run.
+A class is only looked up in an `ErrorScope`: among the exceptions of Python and perdure, those that
+the user declared, and those that the user's functions can name. Any other becomes a `StepError`.
+Constructors of the user's classes are not run.
 """
 
 import builtins
@@ -25,8 +25,8 @@ _UNPRINTABLE = "[unable to convert to string]"
 _RECORDED = "__recorded__"
 """The attribute in which a restored exception keeps the cause it was restored from.
 
-The traceback of the original is in there, and must survive if the exception is recorded again as
-the end of the run. Names that begin with two underscores are not stored as attributes.
+The cause contains the original traceback, which must survive if the exception is recorded again as
+the outcome of the run. Names that begin with two underscores are not stored as attributes.
 """
 
 _LINKED = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -40,10 +40,11 @@ Read: TypeAlias = Callable[[JSONValue], object]
 class ErrorCause(TypedDict):
     """An exception. Only perdure writes the fields from `className` on.
 
-    `className` is the full name of a class that was at hand where the exception was recorded.
+    `className` is the full name of the class, if it was in scope where the exception was recorded.
     Without it, only built-in, perdure's and declared classes are restored. `args` and `attrs` are
-    encoded; what cannot be restored exactly is left out, and named in `lost`. `members` are the
-    causes of the members of a group. `suppressContext` means that it was raised `from None`.
+    encoded; parts that cannot be restored exactly are omitted and listed in `lost`. `members` are
+    the causes of the members of a group. `suppressContext` means that the exception was raised
+    `from None`.
     """
 
     type: Literal["error"]
@@ -92,9 +93,9 @@ def safe_text(value: object) -> str:
 def cause_of(
     error: BaseException, write: Write, scope: ErrorScope, room: int = _STACK_LIMIT
 ) -> ErrorCause:
-    """Return an exception and the chain of its causes as data.
+    """Encode an exception and the chain of its causes.
 
-    `room` is how long the text of its traceback may be.
+    `room` is the maximum length of its traceback.
     """
     links = [error]
     visited = {id(error)}
@@ -111,7 +112,7 @@ def cause_of(
 
 
 def bare_cause(error: object) -> SerializedCause:
-    """Return only the name and message of a failure that cannot be encoded in full."""
+    """Encode only the name and message of a failure that cannot be encoded in full."""
     name = class_name(type(error))
     if issubclass(type(error), BaseException):
         name = name_of(type(error))
@@ -133,7 +134,7 @@ def _link(error: BaseException, write: Write, scope: ErrorScope, room: int) -> E
     if error.__suppress_context__ and error.__cause__ is None:
         link["suppressContext"] = True
     if isinstance(error, BaseExceptionGroup):
-        # Many members must not make a record too large for the store.
+        # A group with many members must not make the record too large for the store.
         share = max(room // len(error.exceptions), _SHORTEST_STACK)
         link["members"] = [cause_of(member, write, scope, share) for member in error.exceptions]
     _write_state(error, link, write)
@@ -167,7 +168,7 @@ def _stack(error: BaseException) -> str:
 
 
 def recorded_cause(error: BaseException) -> ErrorCause | None:
-    """Return the cause from which an exception was restored; `None` if it was not restored."""
+    """Return the cause from which an exception was restored, or `None` if it was not."""
     try:
         # Not by `getattr`: a class of the user may define `__getattr__`.
         cause: ErrorCause = object.__getattribute__(error, _RECORDED)
@@ -177,7 +178,7 @@ def recorded_cause(error: BaseException) -> ErrorCause | None:
 
 
 def traceback_of(cause: SerializedCause | None) -> str:
-    """Return the text of a stored traceback, with those of its causes, as Python prints them."""
+    """Format a stored traceback, with those of its causes, as Python prints them."""
     stacks: list[str] = []
     link: Any = cause
     while link is not None:
@@ -188,7 +189,7 @@ def traceback_of(cause: SerializedCause | None) -> str:
 
 
 def members_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the members of a group, and those of the groups among them."""
+    """Yield the members of a group, including those of nested groups."""
     for member in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield member
         yield from members_of(member)
@@ -217,7 +218,7 @@ def _is_settable(name: object) -> bool:
 
 
 def thrown_of(value: object, write: Write) -> ThrownCause:
-    """Return a failure that is not an exception as data."""
+    """Encode a failure that is not an exception."""
     text = _TEXT.get(value, "") if value is None or type(value) is bool else safe_text(value)
     thrown = ThrownCause(
         type="thrown", originalType=_foreign_name(value), stringRepresentation=text[:TEXT_LIMIT]
@@ -250,7 +251,7 @@ def _foreign_name(value: object) -> str:
 
 
 def restore(cause: Any, scope: ErrorScope, read: Read) -> object:
-    """Return the exception, or the thrown value, of a stored cause."""
+    """Restore the exception, or the thrown value, of a stored cause."""
     kind = _field(cause, "type")
     if kind == "error":
         return _restore_error(cause, scope, read)
@@ -304,7 +305,7 @@ def _as_exception(cause: object) -> BaseException | None:
 def _restore_class(
     cls: ErrorClass, cause: Any, message: str, scope: ErrorScope, read: Read
 ) -> BaseException | None:
-    """Return an instance without running `__init__` of the class, or `None` if that fails."""
+    """Create an instance without running `__init__`, or return `None` if that fails."""
     arguments, attributes = cause.get("args"), cause.get("attrs", {})
     if (type(arguments) is not list and arguments is not None) or type(attributes) is not dict:
         raise CodecError("args or attrs of the cause are malformed", "cause")
@@ -316,7 +317,7 @@ def _restore_class(
         error = _create(cls, args, message, values)
     except Exception:  # noqa: BLE001 - setting an attribute may run the user's code
         return None
-    # One that cannot describe itself lacks something that was not stored.
+    # If str() fails, the instance lacks something that was not stored.
     is_whole = message == _UNPRINTABLE or safe_text(error) != _UNPRINTABLE
     return error if is_whole else None
 

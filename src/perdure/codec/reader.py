@@ -11,9 +11,9 @@ from perdure.result import Err, Ok
 
 
 def split_tag(data: JSONValue) -> tuple[str | None, JSONValue]:
-    """Return the tag of data and its payload; without a tag, `None` and the data itself.
+    """Return the tag of the data and its payload, or `None` and the data itself.
 
-    The tag is without its `~`; a reserved key is returned as it is.
+    The tag is returned without its `~`, a reserved key as it is.
     """
     if type(data) is dict and is_tagged(data):
         ((key, payload),) = data.items()
@@ -22,7 +22,7 @@ def split_tag(data: JSONValue) -> tuple[str | None, JSONValue]:
 
 
 def untag(data: JSONValue, path: str) -> Any:
-    """Return the value of stored JSON."""
+    """Decode a value from stored JSON."""
     kind = type(data)
     if kind is list:
         return [untag(item, f"{path}[{index}]") for index, item in enumerate(data)]
@@ -68,7 +68,7 @@ def pair_of(payload: JSONValue, path: str) -> list[Any]:
 
 
 def collect(kind: Callable[[list[Any]], Any], items: list[Any], path: str) -> Any:
-    """Return a collection of items, whose `__hash__` may be the user's code."""
+    """Create a collection of items, whose `__hash__` may be the user's code."""
     try:
         return kind(items)
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Where the class of a stored exception is looked for: among classes that the code already uses.
+"""Look up the class of a stored exception among the classes that the code already uses.
 
 A class is found if it is built into Python, perdure's own, declared by the user, or bound in the
 module or the closure of a function that could name it in an `except` clause: the step's function or
-the workflow's. Nothing is imported, and no attribute is asked for that could run code: namespaces
-are searched for a class that has the stored name.
+the workflow's. Nothing is imported, and no attribute is read that could run code: namespaces are
+searched for a class with the stored name.
 """
 
 import builtins
@@ -20,12 +20,12 @@ Namespace: TypeAlias = Mapping[str, object]
 
 _MOST_WRAPPERS = 100
 
-# Raised in a coroutine, these become a RuntimeError.
+# Raised in a coroutine, these turn into a RuntimeError.
 _UNSAFE = (StopIteration, StopAsyncIteration)
 
 
 def _is_safe_exception(value: object) -> bool:
-    # `isinstance(value, type)` would ask a lazy proxy for its `__class__`.
+    # `isinstance(value, type)` would read `__class__` of a lazy proxy.
     is_class = issubclass(type(value), type)
     return is_class and issubclass(value, Exception) and not issubclass(value, _UNSAFE)  # type: ignore[arg-type]  # a class, by is_class
 
@@ -42,18 +42,18 @@ KNOWN: Mapping[str, ErrorClass] = _BUILT_IN | _OWN
 
 
 def _own_attribute(cls: type, name: str) -> str:
-    # By the descriptor of `type`: a metaclass may define an attribute of this name.
+    # Through the descriptor of `type`, because a metaclass may define an attribute of this name.
     value = type.__dict__[name].__get__(cls)
     return value if type(value) is str else "?"
 
 
 def class_name(cls: type) -> str:
-    """Return a class's name, whatever its metaclass does."""
+    """Return the name of a class, whatever its metaclass does."""
     return _own_attribute(cls, "__name__")
 
 
 def full_name(cls: type) -> str:
-    """Return a class's qualified name with its module, whatever its metaclass does."""
+    """Return the module and qualified name of a class, whatever its metaclass does."""
     return f"{_own_attribute(cls, '__module__')}.{_own_attribute(cls, '__qualname__')}"
 
 
@@ -63,13 +63,13 @@ def is_known(cls: type) -> bool:
 
 
 def name_of(cls: type) -> str:
-    """Return the name under which an exception class is stored, distinct from all known ones."""
+    """Return the name to store for an exception class, distinct from those of known classes."""
     name = class_name(cls)
     return name if KNOWN.get(name, cls) is cls else full_name(cls)
 
 
 class ErrorScope:
-    """Declared exception classes, and functions whose modules and closures are searched."""
+    """Declared exception classes, and the functions whose modules and closures are searched."""
 
     __slots__ = ("_declared", "_functions")
 
@@ -80,16 +80,16 @@ class ErrorScope:
         self._functions = functions
 
     def inside(self, declared: Sequence[ErrorClass], *functions: object) -> "ErrorScope":
-        """Return the scope of a call: what it declares and its functions come first."""
+        """Return the scope of a call, whose own declarations and functions come first."""
         return ErrorScope((*declared, *self._declared), (*functions, *self._functions))
 
     def contains(self, cls: ErrorClass) -> bool:
-        """Return whether this class, and not another of its name, is declared or bound here."""
+        """Return whether exactly this class is declared or bound here, not another of its name."""
         is_declared = any(each is cls for each in self._declared)
         return is_declared or self._bound(full_name(cls)) is cls
 
     def find(self, full: str) -> ErrorClass | None:
-        """Return the class with a full name; if there is none, the only one with its last part.
+        """Return the class with this full name, or else the only class with this short name.
 
         So a class is still found after it was moved to another module.
         """
@@ -120,7 +120,7 @@ NOWHERE = ErrorScope()
 
 
 def _only(classes: Iterable[Any], name: str) -> ErrorClass | None:
-    """Return the only distinct class of this name, or `None` if there are none or several."""
+    """Return the only class with this name, or `None` if there are none or several."""
     distinct = {id(cls): cls for cls in classes if class_name(cls) == name}
     return distinct.popitem()[1] if len(distinct) == 1 else None
 
@@ -128,7 +128,7 @@ def _only(classes: Iterable[Any], name: str) -> ErrorClass | None:
 def _unwrapped(function: object) -> FunctionType | None:
     """Return the Python function inside partials, bound methods, decorators and callables."""
     try:
-        # Bounded: nothing keeps a user's `__wrapped__` from leading in a circle.
+        # Bounded, because a user's `__wrapped__` may be circular.
         for _ in range(_MOST_WRAPPERS):
             inner = _inside(function)
             if inner is None:
@@ -167,16 +167,17 @@ def _is_filled(cell: CellType) -> bool:
 def _search(namespace: Namespace, full: str, holder: str = "") -> ErrorClass | None:
     """Return the class of this full name in a namespace, or in a module or class bound there.
 
-    `holder` is the name of the module or class whose namespace this is. A module that a function's
-    own namespace binds may define the class or pass it on from elsewhere, as `httpx` does. Below
-    that, only the path that the full name describes is followed: `sqlalchemy.exc.IntegrityError`.
+    `holder` is the name of the module or class whose namespace this is. A module bound in a
+    function's own namespace may define the class or re-export it, as `httpx` does. Below that, only
+    the path that the full name describes is followed: `sqlalchemy.exc.IntegrityError`.
     """
     holders: list[tuple[str, object]] = []
     for value in _values(namespace):
         name = _name(value, full)
         if name == full and _is_safe_exception(value):
             return cast(ErrorClass, value)
-        # A longer name at each level, so modules that bind each other end the search.
+        # The name must get longer at each level, so that modules that bind each other end the
+        # search.
         is_below = not holder or name.startswith(f"{holder}.")
         is_bound_module = not holder and issubclass(type(value), ModuleType)
         if name and is_below and (is_bound_module or full.startswith(f"{name}.")):
@@ -191,17 +192,17 @@ def _values(namespace: Namespace) -> Sequence[object]:
 
 
 def _name(value: object, full: str) -> str:
-    """Return the name of a module, or of a class that may be on the path `full`, else nothing."""
+    """Return the name of a module, or of a class that may be on the path `full`, or ""."""
     kind = type(value)
     if issubclass(kind, type):
-        # Most classes are not, and their full names need not be put together.
+        # Most classes are not on the path; this avoids building their full names.
         return full_name(value) if class_name(value) in full else ""  # type: ignore[arg-type]  # a class, by its kind
     name = _attributes(value).get("__name__") if issubclass(kind, ModuleType) else ""
     return name if type(name) is str else ""
 
 
 def _attributes(value: object) -> Namespace:
-    # Not by `vars`: a lazy module would be loaded, and a metaclass may define `__dict__`.
+    # Not `vars`: it would load a lazy module, and a metaclass may define `__dict__`.
     if issubclass(type(value), type):
         return cast(Namespace, type.__dict__["__dict__"].__get__(value))
     return cast(Namespace, object.__getattribute__(value, "__dict__"))

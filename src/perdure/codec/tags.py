@@ -1,4 +1,4 @@
-"""The types that JSON lacks, written as strings, numbers and lists: a table with one row each."""
+"""A table of the types that JSON lacks, and how each is written in JSON."""
 
 import math
 from base64 import b64decode, b64encode
@@ -15,9 +15,9 @@ from zoneinfo import ZoneInfo
 JSONValue: TypeAlias = Any
 
 MAX_DEPTH = 90
-"""How deeply lists and objects of stored JSON may be nested.
+"""How deeply lists and objects in stored JSON may be nested.
 
-MySQL and MongoDB allow 100 levels, and a value is some levels deep in its snapshot.
+MySQL and MongoDB allow 100 levels, of which the snapshot around a value uses a few.
 """
 
 VERSION = "$v"
@@ -38,7 +38,7 @@ _FRACTION_BITS = 2**14
 _SECOND = timedelta(seconds=1)
 
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, OSError)
-"""What a reader in this table raises for a payload that no writer has produced."""
+"""What a reader in this table raises for a malformed payload."""
 
 
 class ForeignZone(Exception):
@@ -46,7 +46,7 @@ class ForeignZone(Exception):
 
 
 class Tag(NamedTuple):
-    """How one type is written under `"~" + name` and read; values that are `bare` need no tag."""
+    """How a type is written under `"~" + name`, and read; `bare` values need no tag."""
 
     name: str
     type: type
@@ -56,7 +56,7 @@ class Tag(NamedTuple):
 
 
 def is_clean(text: str) -> bool:
-    """Return whether a string can be encoded in UTF-8, as lone surrogates cannot."""
+    """Return whether a string can be encoded in UTF-8; lone surrogates cannot."""
     if text.isascii():
         return True
     try:
@@ -87,7 +87,7 @@ def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
     return value is None or kind is bool
 
 
-# Most items are short strings, booleans and null: both loops handle these without another call.
+# Most items are short strings, booleans and null: both loops handle them without another call.
 def _is_plain_dict(value: dict[Any, Any], room: int) -> bool:
     for key, item in value.items():
         if type(key) is not str or not (key.isascii() or is_clean(key)):
@@ -154,7 +154,7 @@ def _write_zone(zone: tzinfo) -> dict[str, JSONValue]:
         offset = zone.utcoffset(None)
     except Exception as error:
         raise ForeignZone from error
-    # By the protocol of tzinfo, only a zone with a fixed offset knows it without a date.
+    # According to the protocol of tzinfo, only a zone with a fixed offset knows it without a date.
     if type(offset) is not timedelta or type(zone) is ZoneInfo:
         raise ForeignZone
     fixed = timezone(offset)

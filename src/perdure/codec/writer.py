@@ -1,4 +1,4 @@
-"""Write any value as JSON with tags, and collect what cannot be restored."""
+"""Write any value as JSON with tags, and collect the parts that cannot be restored."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from perdure.result import Err, Ok
 # A list of a thousand objects without a type is one problem, not a thousand warnings.
 _MAX_LOSSES = 20
 
-# An object without declared fields may reference the whole program: only a part is written.
+# An object without declared fields may reference the whole program, so only part of it is written.
 _MAX_UNDECLARED = 100
 _MAX_UNDECLARED_DEPTH = 8
 
@@ -46,8 +46,9 @@ Reason: TypeAlias = Literal["non-json", "circular", "encode-failed"]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The path of a part of a value that cannot be restored, e.g. `value.user.tags[3]`, and the
-    class of that part, if it is known.
+    """A part of a value that cannot be restored: its path and, if known, its class.
+
+    A path looks like `value.user.tags[3]`.
     """
 
     path: str
@@ -56,13 +57,15 @@ class Loss:
 
 
 class Form(Enum):
-    """How an object is written that needs its class to be restored."""
+    """How to write an object that cannot be restored without its class."""
 
     FIELDS = "as its fields: the return type names the class"
     NAMED = "as its fields and the name of its class, for a return type with alternatives"
-    DECLARED = "as its fields and the full name of its class, if that is declared; else as lost"
+    DECLARED = (
+        "as its fields and the full name of its class, if the class is declared; otherwise as lost"
+    )
     LOST = "as its fields, with a loss: there is no return type"
-    FINGERPRINT = "as named, and objects without fields only by their class"
+    FINGERPRINT = "as named, but objects without fields only as their class"
 
 
 class Writer:
@@ -111,7 +114,7 @@ class Writer:
             return self._lose(value, path, "encode-failed")
 
     def report(self, value: object, path: str, reason: Reason = "non-json") -> None:
-        """Collect a loss: the first of each path, and only the first few of a value."""
+        """Collect a loss: one per path, and only the first few of a value."""
         self.lost += 1
         if len(self.losses) < _MAX_LOSSES and all(loss.path != path for loss in self.losses):
             self.losses.append(Loss(path, reason, type(value)))
@@ -209,7 +212,7 @@ class Writer:
         for name, item in info.read(value).items():
             lost, known_losses = self.lost, len(self.losses)
             data[name] = self.write(item, _child(path, name))
-            # pydantic can often write and read its own types (a URL, a secret) by itself.
+            # pydantic can often serialize its own types (a URL, a secret) itself.
             if info.model and self.lost > lost and self._form_of(value) is not Form.LOST:
                 dumped = dump_field(value, name)
                 if is_plain(dumped):
@@ -232,7 +235,7 @@ class Writer:
             self.typed = True
             if self.form in (Form.LOST, Form.DECLARED):
                 self.report(error, path)
-        # An annotation names the class of a group, but not those of its members.
+        # An annotation names the class of a group, but not the classes of its members.
         if not all(is_known(type(member)) for member in members_of(error)):
             self.report(error, path)
         return {"~error": cause}
@@ -273,7 +276,7 @@ _CONTAINERS: dict[type, Callable[[Writer, Any, str], JSONValue]] = {
     Err: Writer._err,
 }
 
-# By methods of the base class, because those of a subclass may do anything.
+# Through methods of the base class, because those of a subclass may do anything.
 _EXACT: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (str, str.__str__),
     (int, int.__int__),

@@ -1,4 +1,4 @@
-"""Pages on which operators see and repair runs: an ASGI app to mount, and a server of its own.
+"""Pages for operators to see and repair runs: an ASGI app to mount, and a standalone server.
 
 app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=basic({"ana": hashed})))])
 """

@@ -85,9 +85,9 @@ def _matches(password: str, hashed: str) -> bool:
 
 
 def basic(users: Mapping[str, str], *, rights: RightsOf = ALL_RIGHTS) -> Auth:
-    """Ask for a name and a password. `users` maps names to what `hash_password` returned.
+    """Ask for a name and a password. `users` maps names to hashes of `hash_password`.
 
-    `rights` are those of everyone, or a mapping of names to rights.
+    `rights` are the rights of everyone, or a mapping of names to rights.
     """
     for name, hashed in users.items():
         if not hashed.startswith("scrypt$") or hashed.count("$") != 2:
@@ -122,14 +122,14 @@ async def _verify(header: str, users: Mapping[str, str]) -> str | None:
         name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except (binascii.Error, UnicodeDecodeError):
         return None
-    # An unknown name costs as much as a wrong password, so that the time does not tell them apart.
+    # An unknown name takes as long as a wrong password, so that the time does not distinguish them.
     hashed = users.get(name) or f"scrypt${'00' * 16}${'00' * 64}"
     is_right = await asyncio.to_thread(_matches, password, hashed)
     return name if is_right and name in users else None
 
 
 def header(name: str, *, trusted: Iterable[str], rights: RightsOf = ALL_RIGHTS) -> Auth:
-    """Believe a header that a proxy sets, such as `X-Forwarded-User`.
+    """Trust a header that a proxy sets, such as `X-Forwarded-User`.
 
     `trusted` are the addresses or networks of the proxies, "127.0.0.1" or "10.0.0.0/8", or "unix"
     for a Unix socket. From elsewhere the header is ignored.
@@ -170,7 +170,7 @@ def _is_trusted(host: str, networks: _Networks) -> bool:
 
 
 def starlette_user(*, rights: RightsOf = ALL_RIGHTS) -> Auth:
-    """Use the user whom Starlette's `AuthenticationMiddleware` has found."""
+    """Use the user authenticated by Starlette's `AuthenticationMiddleware`."""
     rights_of = _rights_by_person(rights)
 
     async def auth(request: Request) -> Access | Response:
@@ -183,7 +183,7 @@ def starlette_user(*, rights: RightsOf = ALL_RIGHTS) -> Auth:
 
 
 async def closed(request: Request) -> Response:
-    """Refuse everyone: the hook of a dashboard that was made without one."""
+    """Refuse everyone: the hook of a dashboard that was created without one."""
     text = (
         "This dashboard is closed. Pass auth= to Dashboard: basic({...}), header(...), "
         "starlette_user(), an async function that returns Access(person, rights), or allow_all "

@@ -1,4 +1,4 @@
-"""The forms on which an operator confirms what will happen to a run, a queue and so on."""
+"""The forms on which an operator confirms an action on a run, a queue and so on."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -58,7 +58,7 @@ async def act(board: Board, visit: Visit) -> Response:
 
 
 def _entered(verb: Verb, visit: Visit) -> dict[str, str]:
-    """Return what a form contains: of fields with one name, the last that is not empty."""
+    """Return the values of a form; of several fields with one name, the last non-empty one."""
     texts = {name: [*filter(None, texts)][-1:] for name, texts in visit.form.items()}
     entered = {name: "".join(text) for name, text in texts.items()}
     # A form sends the key of a step as it is in URLs.
@@ -67,7 +67,7 @@ def _entered(verb: Verb, visit: Visit) -> dict[str, str]:
 
 
 async def _suggested(board: Board, visit: Visit, verb: Verb) -> dict[str, str]:
-    """Return what the fields begin with: what the link said, and the current input."""
+    """Return the initial values of the fields, from the link and the current input."""
     values = {name: visit.query[name] for name in _FROM_LINKS if name in visit.query}
     values["at"] = values.get("step", "")
     # The current input is shown as it is: saving a redacted one would destroy it.
@@ -95,7 +95,7 @@ async def _definition(board: Board, name: str) -> DefinitionFacts | None:
 
 
 async def prune(board: Board, visit: Visit) -> Response:
-    """Delete runs that have been over for long."""
+    """Delete runs that have been over for a long time."""
     age, why = parse_duration(visit.value("older_than"), "older_than"), visit.value("why")
     if age < _YOUNGEST:
         raise InvalidArgument("older_than", visit.value("older_than"), "a duration such as 30d")

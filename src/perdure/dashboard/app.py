@@ -1,8 +1,8 @@
 """The dashboard: an ASGI app that can be mounted under any path.
 
-Every request passes `Dashboard._answer` and `_check`: the host, who is there, what they may do and
-where a form came from are checked before a view is called. Nothing depends on a lifespan, since
-frameworks do not run that of a mounted app.
+Every request passes `Dashboard._answer` and `_check`: the host, the person, their rights and the
+origin of a form are checked before a view is called. Nothing depends on a lifespan, since
+frameworks do not run the lifespan of a mounted app.
 """
 
 import logging
@@ -41,13 +41,13 @@ _READ_ONLY: frozenset[Right] = frozenset({"view"})
 class Dashboard:
     """Pages on which operators see and repair the runs of a store, as an ASGI app.
 
-    With a mapping of names to stores or runtimes, the name is the first segment of the path.
-    `auth` is a hook of `perdure.dashboard`, such as `basic({"ana": hash})`, or an async function of
-    your own; without one every request is refused. `read_only` limits everyone to looking. `redact`
-    says what is hidden in values. `environment` is shown on every page ("production"). With
+    With a mapping of names to stores or runtimes, the name is the first segment of the path. `auth`
+    is a hook of `perdure.dashboard`, such as `basic({"ana": hash})`, or your own async function;
+    without it, every request is refused. `read_only` limits everyone to viewing. `redact` defines
+    what is hidden in values. `environment` is shown on every page ("production"). With
     `live="poll"` pages ask for changes every few seconds, for proxies that buffer streams.
-    `show_source` shows the source of workflows. With `audit_reveals` the audit trail says who was
-    shown hidden values of a run. `hosts` are the only values of the header Host that are answered.
+    `show_source` shows the source of workflows. With `audit_reveals`, the audit trail records who
+    saw hidden values of a run. `hosts` are the only accepted values of the header Host.
 
         app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=allow_all))])
     """
@@ -108,9 +108,9 @@ class Dashboard:
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        """Let a request in, or refuse it. What is public needs no person."""
+        """Authorize a request, or refuse it; public paths need no person."""
         mount, name, path = self._split_name(*split_path(request.scope))
-        # A foreign name that points here belongs to a page that wants to read ours.
+        # A foreign name that points here may be a DNS rebinding attack.
         if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
             return PlainTextResponse("This host name is not served here.\n", 421)
         if path == "/healthz":
@@ -157,7 +157,7 @@ class Dashboard:
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
     async def _page(self, visit: Visit) -> Response:
-        """Answer a person who was let in: whatever fails, they see a page."""
+        """Answer an authorized person; whatever fails, they see a page."""
         try:
             return await self._route(visit)
         except Problem as problem:
@@ -187,7 +187,7 @@ class Dashboard:
 
 
 async def _check(route: Route, visit: Visit) -> Visit:
-    """Check method, right, origin and token: the one gate that every view is behind."""
+    """Check method, right, origin and token, for every view."""
     method = visit.request.method
     is_post = method == "POST"
     if (route.post if is_post else route.get if method in _SAFE else None) is None:
@@ -215,7 +215,7 @@ async def _call(route: Route, visit: Visit) -> Response:
         return await _show(route, visit)
     assert route.post is not None, "the method was checked"
     try:
-        # A change is never cut off: it could be half done.
+        # A change is never interrupted, because it could be half done.
         result = await route.post(visit.board, visit)
     except errors.PerdureError as error:
         if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
@@ -247,13 +247,13 @@ _TITLES = {403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Store una
 
 
 def _log_failure(request: Request, error: Exception) -> str:
-    """Log an unexpected error, and return what the page says: its message may be confidential."""
+    """Log an unexpected error, and return a text for the page; its message may be confidential."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return f"This page failed with {type(error).__name__}. The server's log says more."
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Answer a server that runs the dashboard itself."""
+    """Handle the lifespan protocol, for a server that runs the dashboard on its own."""
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await send({"type": "lifespan.shutdown.complete"})

@@ -1,4 +1,4 @@
-"""What every view works with: the questions, the verbs and the options for one store."""
+"""What every view works with: insights, operations and options for one store."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
 _NAME = re.compile(r"[a-z0-9-]+")
 _MAX_READS = 4
 _MAX_SECONDS = 2.0
-# A region that is slow ends before its page does, which then shows the others.
+# A slow region times out before its page, so that the page can show the others.
 _SHARE_OF_REGION = 0.75
 _MAX_REVEALS = 1000
 
@@ -47,17 +47,18 @@ class Board:
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[None, None]:
-        """Let a few requests read at a time, and each of them for a short time only.
+        """Let only a few requests read at a time, and each of them only briefly.
 
-        Slow pages must not keep the store and its connections from the workers.
+        Slow pages must not block the store and its connections for workers.
         """
         async with self._reads, _in_time(_MAX_SECONDS):
             yield
 
     async def reveal(self, run_id: str, person: str, now: datetime) -> Insights:
-        """Return the insights that show secrets; the audit trail says who looked, if it should.
+        """Return the insights that show secrets, recording who looked if required.
 
-        A page that stays open is read every second, so a person's act on a run lasts for the hour.
+        A page that stays open is read every second, so one act per person, run and hour is
+        recorded.
         """
         reveal = (person, run_id, f"{now:%Y-%m-%d %H}")
         if self.audit_reveals and reveal not in self._reveals:
@@ -124,5 +125,5 @@ async def _in_time(seconds: float) -> AsyncGenerator[None, None]:
 
 
 def problem_of(error: StoreError, failed: str = "read from") -> str:
-    """Return what a page says about the store; drivers quote URLs with their passwords."""
+    """Return the text about a store error; drivers may quote URLs with passwords."""
     return DEFAULT_REDACTION.text(f"Could not {failed} the store: {error}")

@@ -1,4 +1,4 @@
-"""One verb for many runs: those that were selected, or all that match a query."""
+"""Apply one verb to many runs: the selected ones, or all that match a query."""
 
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ def _selected(visit: Visit) -> list[str]:
 
 
 async def act_on_selected(board: Board, visit: Visit) -> Response:
-    """Apply the verb to each selected run; those that refuse it are named."""
+    """Apply the verb to each selected run, and list the refusals."""
     verb, ids = VERBS[visit.params["verb"]], _selected(visit)
     why = verb.check_why(visit.value("why"))
     refused: list[str] = []
@@ -56,7 +56,7 @@ async def act_on_selected(board: Board, visit: Visit) -> Response:
 
 
 async def act_on_all(board: Board, visit: Visit) -> Response:
-    """Begin the bulk operation; it continues after the page has been answered."""
+    """Begin the bulk operation, which continues after the response."""
     verb, query = VERBS[visit.params["verb"]], visit.value("q")
     rate, limit = visit.value("rate").strip(), visit.value("limit").strip()
     progress = board.operations.bulk(
@@ -97,7 +97,7 @@ async def resume(board: Board, visit: Visit) -> Response:
 
 
 async def _read(board: Board, visit: Visit) -> BulkProgress:
-    """Return the operation. If the path has a verb, whose right was checked, it is this one."""
+    """Return the operation; its verb must be the one in the path, whose right was checked."""
     bulk = await board.insights.bulk(visit.params["bulk"])
     if bulk is None or visit.params.get("verb") not in (None, bulk.verb):
         raise Problem(404, f"There is no bulk operation {visit.params['bulk']!r}.")

@@ -1,4 +1,4 @@
-"""Live updates: the server says what changed, and the browser fetches it again.
+"""Live updates: the server announces what changed, and the browser fetches it again.
 
 While a browser listens, one task per dashboard asks for everything that is on screen, once for all
 listeners. The events contain topics and no data, so they need no redaction.
@@ -18,7 +18,7 @@ from perdure.dashboard.visit import Visit
 from perdure.insights.changes import is_topic
 
 MAX_STREAMS = 3
-"""How many streams a session may have: a browser opens six connections per host."""
+"""The maximum number of streams of a session: a browser opens six connections per host."""
 
 _MAX_TOPICS = 8
 _HEARTBEAT = 15.0

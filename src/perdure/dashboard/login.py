@@ -1,4 +1,4 @@
-"""Signing in to a dashboard with a server of its own: with the token that the terminal shows."""
+"""Sign in to a standalone dashboard with the token that the terminal shows."""
 
 import hmac
 
@@ -18,7 +18,7 @@ class OneTimeToken:
 
     The token is part of the URL that the terminal shows, or is entered on the page `/login`. The
     cookie is derived from it: a server that restarts with the same token still knows its browser.
-    Each port has a cookie of its own, since browsers ignore ports.
+    Each port has its own cookie, since browsers ignore ports.
     """
 
     def __init__(self, token: str, *, person: str, port: int) -> None:

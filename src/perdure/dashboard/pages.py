@@ -1,4 +1,4 @@
-"""Pages that show answers of `Insights`: a template, and the questions by their names in it."""
+"""Pages that show results of `Insights`: a template, and the queries by their names in it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +20,7 @@ _OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def page(name: str, *topics: str, **questions: Question) -> View:
-    """Return the view of a page with one answer, or with several of which each may fail alone.
+    """Return the view of a page with one result, or with several that may fail independently.
 
     Without questions the method of `Insights` with the name of the page is asked, about what the
     path names. The page is notified of the topics, unless it is not the first of several.
@@ -60,7 +60,7 @@ async def _read_regions(board: Board, visit: Visit, questions: Questions) -> tup
 
 
 async def count_prunable(visit: Visit) -> int | None:
-    """Return how many runs pruning would delete, if that was asked."""
+    """Return how many runs pruning would delete, if requested."""
     older_than = visit.query.get("older_than")
     if not older_than or not visit.may("delete"):
         return None

@@ -1,4 +1,4 @@
-"""Protection against other pages in the operator's browser, and against too much of everything."""
+"""Protection against other pages in the operator's browser, and against overload."""
 
 import hmac
 import re
@@ -51,8 +51,8 @@ def new_session(random: Random) -> str:
 def form_token(session: str, person: str, path: str, random: Random) -> str:
     """Return the token that a form of this path must send.
 
-    Its key is the session cookie, which no other page can read, so every process can check it.
-    Each one begins with other bytes: compressed pages then say nothing about it.
+    Its key is the session cookie, which no other page can read, so every process can check it. Each
+    token begins with different bytes, so that compressed pages reveal nothing about it.
     """
     salt = random.randbytes(8).hex()
     return salt + _digest(session, salt, person, path)
@@ -70,7 +70,7 @@ def _digest(session: str, salt: str, person: str, path: str) -> str:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Return whether a page of this host sent the request: the browser itself says so."""
+    """Return whether a page of this host sent the request, according to the browser."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"

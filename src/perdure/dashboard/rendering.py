@@ -1,4 +1,4 @@
-"""Templates and static files: what a view returns becomes a response."""
+"""Templates and static files: turn the results of views into responses."""
 
 import hashlib
 import mimetypes
@@ -32,10 +32,10 @@ View: TypeAlias = Callable[[Board, Visit], Awaitable["Content | Response"]]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A page: its template, the structs it shows, and what else the template needs.
+    """A page: its template, the structs it shows, and the template's other context.
 
-    `data` is what `?format=json` returns, and what decides whether the page has changed. `topics`
-    are what the page wants to be notified of.
+    `?format=json` returns `data`, which also decides whether the page has changed. `topics` are the
+    topics of which the page wants to be notified.
     """
 
     template: str
@@ -46,7 +46,7 @@ class Content:
 
 
 class Problem(Exception):
-    """What is asked for cannot be done: a page says why."""
+    """A request cannot be fulfilled; a page says why."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -79,7 +79,7 @@ def static_response(name: str) -> Response | None:
 
 
 def _finalize(value: object) -> object:
-    """Show what is invisible in every string that a template prints."""
+    """Make invisible characters visible in every string that a template prints."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return values.visible(value)
     return value
@@ -102,13 +102,13 @@ def _full(context: Context, at: Any) -> str:
 
 
 def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
-    """Group the frames of a traceback that are next to each other inside perdure, or outside."""
+    """Group adjacent frames of a traceback that are inside or outside perdure."""
     groups = groupby(frames, key=lambda frame: frame.is_engine)
     return [(is_engine, list(group)) for is_engine, group in groups]
 
 
 def shell_command(*arguments: str, where: str = "") -> str:
-    """Return the command line that does the same as a page."""
+    """Return the command line that is equivalent to a page."""
     return shlex.join(["perdure", *arguments, *(["--where", where] if where else ())])
 
 
@@ -156,14 +156,14 @@ def environment() -> jinja2.Environment:
 
 
 def etag_of(content: Content, visit: Visit) -> str:
-    """Return a tag that changes with what the page shows, but not with the passing of time."""
+    """Return a tag that changes with the content of the page, but not with time."""
     person = (visit.access.person, sorted(visit.access.rights), visit.preferences)
     shown = (visit.path, person, static_version(), content.template, content.data)
     return f'"{hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:24]}"'
 
 
 def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response:
-    """Return the page, its structs as JSON, or 304 if the browser has it already."""
+    """Return the page, its structs as JSON, or 304 if the browser already has it."""
     if visit.query.get("format") == "json":
         body = msgspec.json.encode(to_json(content.data))
         return Response(body, content.status, media_type="application/json")

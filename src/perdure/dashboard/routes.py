@@ -62,7 +62,7 @@ def _right_of_bulk(params: Mapping[str, str], form: Mapping[str, list[str]]) -> 
 
 
 def _verb(path: str, verb: str, get: View | None = None) -> Route:
-    """Return the route of a verb that has a path of its own."""
+    """Return the route of a verb with its own path."""
     params = {"verb": verb, "place": VERBS[verb].place}
     return Route(path, get, actions.act, _right_of_verb, params)
 

@@ -68,7 +68,7 @@ async def _ids(board: Board, query: ParsedQuery) -> AsyncGenerator[str, None]:
 
 
 async def insights_for(board: Board, visit: Visit) -> Insights:
-    """Return the insights that show secrets, if the person may see them and asks to."""
+    """Return the insights that show secrets, if the person may see them and requests it."""
     if visit.query.get("reveal") != "1" or not visit.may("payloads"):
         return board.insights
     return await board.reveal(visit.params["run"], visit.access.person, visit.now)
@@ -103,7 +103,7 @@ async def show_run(board: Board, visit: Visit) -> Content:
 
 
 def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
-    """Return the step that was asked for; else the one that ended the run, or the last one."""
+    """Return the requested step, or the one that ended the run, or the last one."""
     last = steps.steps[-1].key if steps.steps else ""
     asked = visit.query.get("step") or visit.query.get("key")
     return asked or next(iter(facts.error_steps), last)
@@ -128,7 +128,7 @@ def _offered(visit: Visit, status: RunStatus, state: str) -> dict[str, Any]:
 
 
 async def _missing(board: Board, run_id: str) -> Content:
-    """Show runs whose id begins alike, and whether an operator deleted the run."""
+    """Show runs with similar ids, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
         similar = (await board.insights.runs(quote_term("", prefix), limit=10)).runs
@@ -161,7 +161,7 @@ async def compare(insights: Insights, visit: Visit) -> Comparison | None:
 
 
 async def complete(board: Board, visit: Visit) -> Response:
-    """Return what the last word of a query could become, as whole queries."""
+    """Return completions of the last word of a query, as whole queries."""
     query = visit.query.get("q", "")
     found = await board.insights.complete(query)
     body = [{"value": query[: each.start] + each.text, "hint": each.hint} for each in found[:12]]

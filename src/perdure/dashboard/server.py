@@ -1,4 +1,4 @@
-"""A server for the dashboard alone, as the commands `dashboard`, `dev` and `demo` start it."""
+"""A standalone server for the dashboard, for the commands `dashboard`, `dev` and `demo`."""
 
 import asyncio
 import errno
@@ -32,11 +32,11 @@ async def serve(
     clock: Clock = SystemClock(),
     **options: Any,
 ) -> AsyncGenerator[str, None]:
-    """Serve a dashboard while the block runs, and return the URL to open.
+    """Serve a dashboard while the block runs, and yield the URL to open.
 
     Without `auth` the URL contains a token that lets one browser in, as `person`, and `host` must
     be this machine. A process that restarts passes the same `token`, so that its browser stays
-    signed in. With port 0, any free one is used. `options` are those of `Dashboard`.
+    signed in. With port 0, any free port is used. `options` are passed to `Dashboard`.
     """
     if auth is None and not _is_local(host):
         hint = "Pass auth= to serve other machines"
@@ -64,7 +64,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        # Of this error, asyncio's text and the system's differ.
+        # For this error, asyncio's text differs from the system's.
         in_use = error.errno == errno.EADDRINUSE
         reason = "Another process uses it" if in_use else error.strerror
         hint = f"{reason}. Choose another port, or 0 for any free one"

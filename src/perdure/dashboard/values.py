@@ -1,4 +1,4 @@
-"""JSON as HTML that folds, and strings in which nothing is invisible."""
+"""Render JSON as folding HTML, and make invisible characters visible."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class _Folder:
         self.is_cut = False
 
     def render(self, value: Any, depth: int, label: Markup = _NOTHING) -> Markup:
-        """Return a value after its label; that of a container is in the line which folds it."""
+        """Render a value after its label; the label of a container is in the line that folds it."""
         if not isinstance(value, dict | list) or not value:
             return label + self._scalar(value)
         if depth >= _MAX_DEPTH or self._left <= 0:
@@ -55,7 +55,7 @@ class _Folder:
         return self._container(value, depth, label) if inline is None else label + inline
 
     def _inline(self, value: Any) -> Markup | None:
-        """Return a small container on one line, if it is small."""
+        """Return a container on one line, if it is small."""
         members = value.values() if isinstance(value, dict) else value
         if len(value) > 8 or any(isinstance(each, dict | list) for each in members):
             return None

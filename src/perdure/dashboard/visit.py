@@ -29,7 +29,7 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
 class Preferences(msgspec.Struct, frozen=True):
-    """How a person wants pages to look; kept in a cookie, so that the server renders them."""
+    """A person's preferences for pages; kept in a cookie, so that the server can use them."""
 
     theme: Literal["system", "light", "dark"] = "system"
     zone: str = "UTC"
@@ -38,7 +38,7 @@ class Preferences(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, str]) -> Self:
-        """Return the preferences that a form or a cookie contains; what is unknown is left out."""
+        """Return the preferences in a form or a cookie; unknown ones are left out."""
         try:
             read = msgspec.convert(dict(fields), cls)
             ZoneInfo(read.zone)
@@ -62,14 +62,14 @@ class Preferences(msgspec.Struct, frozen=True):
 
 
 def base_of(request: Request, mount: str) -> str:
-    """Return what links begin with: the prefix of a proxy, and the path of the mount."""
+    """Return the prefix of all links: that of a proxy, and the mount point."""
     prefix = request.headers.get("x-forwarded-prefix", "").rstrip("/")
     return (prefix if _PREFIX.fullmatch(prefix) else "") + mount
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request that was let in. `error` is why its form was refused, if that is shown again."""
+    """An authorized request. `error` is why its form was refused, if it is shown again."""
 
     request: Request
     board: Board
@@ -113,15 +113,15 @@ class Visit:
         return chosen if chosen in options else default
 
     def may(self, right: Right) -> bool:
-        """Return whether to offer something. What is done is checked when it is asked for."""
+        """Return whether to offer something; the actual request is checked again."""
         return right in self.access.rights
 
     def url(self, *segments: str, **query: Any) -> str:
-        """Return a link inside the dashboard; segments are encoded as ids are."""
+        """Return a link inside the dashboard; segments are encoded like ids."""
         return self._link("/" + "/".join(map(encode_id, segments)), query)
 
     def here(self, **changes: Any) -> str:
-        """Return the link of this page with other parameters."""
+        """Return a link to this page with other parameters."""
         return self._link(self.path, {**self.query, "format": None, **changes})
 
     def _link(self, path: str, query: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ class Visit:
         return self.base + path + (f"?{urlencode(pairs)}" if pairs else "")
 
     def token(self, path: str | None = None) -> str:
-        """Return the token that a form which posts to `path` must contain."""
+        """Return the token for a form that posts to `path`."""
         return form_token(self.session, self.access.person, path or self.path, self.random)
 
     def has_token(self) -> bool:
@@ -150,7 +150,7 @@ class Visit:
             return ""
 
     def redirect(self, sentence: str, *segments: str, **query: Any) -> Response:
-        """Send the browser to a page, which says once what was done."""
+        """Redirect the browser to a page, which shows once what was done."""
         response = RedirectResponse(self.url(*segments, **query), 303)
         said = base64.urlsafe_b64encode(sentence[:_MAX_SAID].encode()).decode()
         return self.set_cookie(response, SAID_COOKIE, said, 30)

@@ -1,4 +1,4 @@
-"""Copies runs into another store, each write at the time it was made."""
+"""Copy runs into another store, each write at its original time."""
 
 from datetime import datetime, timedelta
 
@@ -31,8 +31,8 @@ _PREFIXES = ("", "~schedule:", "~log:")
 async def copy_runs(source: MemoryStore, target: Store, clock: TestClock) -> None:
     """Copy the runs, their inboxes and the documents; advance `clock` to the time of each write.
 
-    The engine takes the time from the store, so runs on a database server cannot be driven in the
-    past. There, the copies are as old as the call.
+    The engine uses the store's time, so runs on a database server cannot be executed in the past.
+    There, the copies are as old as the call.
     """
     copy, runs = _Copy(source, target), await _runs_in(source)
     writes = [(run.created_at or run.updated_at, copy.create, run) for run in runs]
@@ -50,7 +50,7 @@ async def _runs_in(source: MemoryStore) -> list[RunSummary]:
 
 
 async def advance_to(clock: TestClock, time: datetime) -> None:
-    """Advance the clock to a time, unless it is there."""
+    """Advance the clock to a time, unless that time has passed."""
     if (span := time - clock.now()) > timedelta(0):
         await clock.advance(span)
 
@@ -84,7 +84,7 @@ class _Copy:
         )
 
     async def settle(self, run: RunSummary) -> None:
-        """Bring a run into the state it has, with what is in its inbox."""
+        """Bring a run into its final state, including its inbox."""
         if run.status == "queued":
             return
         request = LeaseRequest(run.id, run.owner or "seed", _TTL)
@@ -105,7 +105,7 @@ class _Copy:
             await require_inbox(self._target, "seed").send(messages)
 
     async def copy_documents(self) -> None:
-        """Copy what workers and operators left beside the runs."""
+        """Copy the documents of workers and operators."""
         if can_search(self._target):
             for key in await self._source.documents.keys():
                 if (value := await self._source.documents.get(key)) is not None:

@@ -50,7 +50,7 @@ SEEDED_TIME: Final = timedelta(hours=30)
 """How far `seed` advances the clock."""
 
 _PATIENCE = timedelta(minutes=1)
-"""How long, in real time, one of its runs may take."""
+"""How long one of its runs may take, in real time."""
 
 _BICYCLES = [Item("city-bicycle", 2, 38_900)]
 _OUTAGE = range(120, 125)
@@ -60,8 +60,8 @@ _OUTAGE = range(120, 125)
 async def seed(store: Store, clock: TestClock) -> None:
     """Fill a store with runs in every status; the clock is advanced by `SEEDED_TIME`.
 
-    Start the clock this much before the current time, and open the store with it if that takes a
-    clock: then the runs are as old as they seem.
+    Start the clock this much before the current time, and open the store with it if the store takes
+    a clock, so that the runs are as old as they seem.
     """
     past, end = TestClock(clock.now()), clock.now() + SEEDED_TIME
     history = _History(past)
@@ -86,7 +86,7 @@ def _no_logs() -> Generator[None]:
 
 
 class _History:
-    """Drives the runs of the shop in memory, on a clock that it advances."""
+    """Executes the runs of the shop in memory, on a clock that it advances."""
 
     def __init__(self, clock: TestClock) -> None:
         self.store = MemoryStore(clock=clock)
@@ -190,7 +190,7 @@ class _History:
         return new_order(self._random, items)
 
     async def _run(self, work: Awaitable[T]) -> T:
-        """Return the value of a coroutine; the clock is advanced whenever all tasks wait for it."""
+        """Run a coroutine, advancing the clock whenever all tasks wait for it."""
         return await self._clock.run(work, limit=_PATIENCE)
 
     async def _trigger(self, workflow: Definition[Any, Any], payload: Any, run_id: str) -> None:
@@ -236,7 +236,7 @@ class _History:
         )
 
     async def _lease_running(self) -> None:
-        """Create a run that a process owns which is elsewhere."""
+        """Create a run that is owned by another process."""
         await self._runtime.trigger(print_labels, 30, run_id="labels-12", wait=False)
         request = LeaseRequest("labels-12", WORKER, timedelta(hours=1))
         await self.store.acquire([request])

@@ -90,7 +90,7 @@ class _Shop:
             await self._pause(SECONDS_BETWEEN_STARTS)
 
     async def approve_orders(self) -> None:
-        """Answer the approval that is asked for longest, every now and then."""
+        """Answer the oldest open approval, every now and then."""
         while True:
             await self._pause(SECONDS_BETWEEN_APPROVALS)
             with self._reported():
@@ -99,7 +99,7 @@ class _Shop:
     async def _approve_one(self) -> None:
         page = await self._client.approvals(to="sales")
         for asked in page.approvals[-1:]:
-            # An operator who looks at the demonstration may have been faster.
+            # An operator who is trying out the demo may have been faster.
             with contextlib.suppress(Refused):
                 if self._random.random() >= SHARE_NOT_GRANTED:
                     await self._client.approve(asked.token, by="eva", note="known customer")
@@ -111,7 +111,7 @@ class _Shop:
 
     @contextlib.contextmanager
     def _reported(self) -> Generator[None]:
-        """Continue after an error of the store: the demonstration is about surviving."""
+        """Continue after an error of the store."""
         try:
             yield
         except StoreError as error:
@@ -119,7 +119,7 @@ class _Shop:
 
 
 class _Workers:
-    """Processes that drive runs; every minute one of them is killed and replaced."""
+    """Worker processes; every minute one of them is killed and replaced."""
 
     def __init__(self, url: str, clock: Clock, say: Callable[[str], None]) -> None:
         self._url = url

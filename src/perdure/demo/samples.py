@@ -48,7 +48,7 @@ class Sample:
 
 
 def new_order(random: Random, items: Sequence[Item] = ()) -> Order:
-    """Return an order of these items, or of some that are drawn."""
+    """Return an order of these items, or of random ones."""
     return Order(
         random.choice(CUSTOMERS),
         random.choice(COUNTRIES),

@@ -26,7 +26,7 @@ class ReportFailed(Exception):
 
 
 FAILURE_RATES = {"carrier": 0.3, "supplier": 0.4, "mail": 0.05}
-"""How often a call of each service fails; those that are not listed never do."""
+"""How often a call of each service fails; services that are not listed never fail."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Services:
     outages: set[str] = field(default_factory=set)
 
     async def call(self, service: str, seconds: float) -> None:
-        """Take about this many seconds, and fail as often as the service does."""
+        """Take about `seconds` seconds, and fail as often as the service does."""
         await self.pause(round(seconds * (0.5 + self.random.random()), 3))
         fails = self.random.random() < FAILURE_RATES.get(service, 0)
         if fails or service in self.outages:

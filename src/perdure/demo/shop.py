@@ -123,7 +123,7 @@ APPROVED_ABOVE = 50_000
 """Orders of more than this many cents need an approval."""
 
 EMAILS = Queue("emails", concurrency=4, rate=Rate(120, per="1m"), per_key=Limits(concurrency=1))
-"""Emails are sent a few at a time, one after the other to each customer."""
+"""Emails are sent a few at a time, one after another to each customer."""
 
 CARRIER_RETRIES = Retry(5, delay=2, max_delay=10)
 SUPPLIER_RETRIES = Retry(6, delay="5m", max_delay="2h")
@@ -201,7 +201,7 @@ async def send_one(step: Step[Services], payload: Email) -> str:
 
 @workflow("newsletter")
 async def newsletter(step: Step[Services], payload: Newsletter) -> int:
-    """Send the same email to many customers, each in a run of its own."""
+    """Send the same email to many customers, each in its own run."""
     emails = [Email(customer, payload.topic) for customer in payload.customers]
     return len(await step.map_runs("send", send_one, emails))
 
@@ -278,7 +278,7 @@ async def nightly_report(step: Step[Services], payload: Day) -> str:
 
 
 async def label_parcels(step: Step[Services], count: int) -> int:
-    """Print labels: one long step that reports how far it is."""
+    """Print labels: one long step that reports its progress."""
     for label in range(count):
         await step.deps.call("printer", 1)
         step.report(progress=(label + 1) / count, note=f"label {label + 1} of {count}")

@@ -26,13 +26,13 @@ class Ended:
 
 @dataclass
 class History:
-    """The runs that ended, from which the documents are made."""
+    """The runs that ended, as input for the documents."""
 
     start: datetime
     runs: list[Ended] = field(default_factory=list)
 
     async def write(self, store: SearchStore, now: datetime) -> None:
-        """Write a document for each hour until now. The worker was lost: it has not stopped."""
+        """Write a document for each hour until now; the worker is lost, not stopped."""
         hour = self.start.replace(minute=0, second=0, microsecond=0)
         while hour < now:
             await write_throughput(store, self._document(hour, now))

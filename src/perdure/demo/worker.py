@@ -1,4 +1,4 @@
-"""A worker of the sample shop, as a process of its own: `python -m perdure.demo.worker URL`.
+"""A worker of the sample shop, as a separate process: `python -m perdure.demo.worker URL`.
 
 It ends when its standard input does, so that it does not outlive the process that started it.
 """
@@ -17,7 +17,7 @@ from perdure.worker import Worker
 
 
 async def work(url: str) -> None:
-    """Drive the runs of the shop until standard input is closed."""
+    """Execute the runs of the shop until standard input is closed."""
     services = Services(SystemClock().sleep, Random())
     async with open_store(url) as store:
         runtime = Runtime(store, workflows=WORKFLOWS, deps=services)

@@ -103,14 +103,14 @@ async def run(
     """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.
 
     On success the run is deleted; with `keep` it stays, and a second call with the same id returns
-    the recorded result. On failure it stays for the next call, which runs the failed step again, or
-    with `replay_errors` returns the recorded failure. Errors of the engine are returned as `Err`.
+    the recorded result. On failure it stays for the next call, which runs the failed step again or,
+    with `replay_errors`, returns the recorded failure. Errors of the engine are returned as `Err`.
 
-    `errors` and `types` are classes that come back as themselves where no annotation names them.
+    `errors` and `types` are classes that are restored even where no annotation names them.
     `on_version_mismatch` is `"error"`, `"clear"` (start from scratch), or a function of a
     `VersionGap` that returns one of these or a migrated snapshot. If another call owns the run,
     `wait` is how long to wait for it; `allow_concurrent` takes the run over, and the other call
-    ends with `LeaseLost`. All calls with one `idempotency_key` return one result.
+    ends with `LeaseLost`. All calls with the same `idempotency_key` return the same result.
     """
     request = Request(
         id=check_user_id(id),

@@ -1,12 +1,12 @@
-"""How a wait with a token ends: by the first message under its name, whatever sent it.
+"""End a wait with a token: the first message under its name counts, from any sender.
 
-A person answers, the time runs out, or the run no longer needs the answer: each sends a message to
-the run's inbox with the same deduplication id, and the store accepts the first. So the run and all
-callers that tried to answer agree on what counts, whichever process dies when.
+A person answers, the time runs out, or the run no longer needs the answer: each of these sends a
+message to the run's inbox with the same deduplication id, and the store accepts only the first. So
+the run and all callers that tried to answer agree on the outcome, whichever process dies when.
 
 A wait that is dropped is closed this way before the write that drops it. If the process dies in
 between, the next owner finds the wait and the message that closed it. If the function waits again,
-it opens the wait again, with another token: an old one never answers a new question.
+it reopens the wait with another token: an old token never answers a new question.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,19 @@ from perdure.snapshot import PendingWait
 from perdure.store import NewMessage
 
 CLOSED: Final[Mapping[str, Any]] = {"closed": True}
-"""What the run sends itself when it no longer needs an answer."""
+"""The message that a run sends itself when it no longer needs an answer."""
 
 
 async def conclude(
     session: Session, run_id: str, waits: Sequence[PendingWait], outcome: Mapping[str, Any]
 ) -> list[Answer]:
-    """Send the outcome of waits to the run itself; return for each the message that was first.
+    """Send the outcome of waits to the run itself; return the first message for each of them.
 
-    That is `None` if the message was consumed: another owner has recorded it.
+    It is `None` if the message was consumed: another owner has recorded it.
     """
     payload, events = codec.dumps(outcome), [wait.get("event", "") for wait in waits]
+    # The event's name is also the deduplication id, so the store keeps whichever message came
+    # first.
     await send_messages(session, [NewMessage(run_id, event, payload, event) for event in events])
     inbox = {message.name: message for message in await session.read_inbox(run_id)}
     found = (inbox.get(event) for event in events)
@@ -40,7 +42,7 @@ async def conclude(
 
 
 def unseen_act(wait: PendingWait, answer: Received) -> dict[str, Any] | None:
-    """Return what is recorded of an answer that was accepted just before its wait was dropped."""
+    """Return an act for an answer that was accepted just before its wait was dropped."""
     facts: Mapping[str, Any] = answer.payload
     act = {
         "at": isoformat(answer.sent_at),

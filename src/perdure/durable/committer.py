@@ -1,9 +1,9 @@
 """The group committer: requests that arrive while a write is in flight are written together.
 
 A single run pays one commit per step; a thousand runs share commits. A request that makes a batch
-fail harms only itself: the batch is then written one request at a time. A write whose answer was
-lost is sent again. An entry carries its number in the journal, and an owner may ask twice for its
-lease, so the store itself knows what had been written; nothing is guessed.
+fail affects only itself: the batch is then written one request at a time. A write whose reply was
+lost is sent again. That is safe without guessing whether it was written: an entry carries its
+number in the journal, and an owner may request its lease twice.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 MAX_WAITING = 10_000
 MAX_OUTAGE = timedelta(seconds=10)
-# Two, so that the runs of one queue work while the store writes for those of the other.
+# Two, so that the runs of one queue can work while the store writes for the other.
 QUEUES = 2
 
 
 class _Pending(Generic[Q, A]):
-    """A request that waits for its answer; cancelling the caller does not withdraw it."""
+    """A request that waits for its reply; cancelling the caller does not withdraw it."""
 
     __slots__ = ("answer", "error", "request", "settled", "woken")
 
@@ -58,7 +58,7 @@ class _Pending(Generic[Q, A]):
         self.woken: asyncio.Future[None] = asyncio.Future(loop=loop)
 
     def settle(self, answer: A | None, error: BaseException | None = None) -> None:
-        """Keep the answer or the error, and wake the caller."""
+        """Store the reply or the error, and wake the caller."""
         if self.settled:
             return
         self.settled, self.answer, self.error = True, answer, error
@@ -66,14 +66,14 @@ class _Pending(Generic[Q, A]):
             self.woken.set_result(None)
 
     async def wait(self, cancelled: bool = False) -> A:
-        """Return the answer; a cancellation is raised as `Interrupted` once that is known."""
+        """Return the reply; a cancellation is raised as `Interrupted` once the reply is known."""
         while not self.settled:
             try:
                 await self.woken
             except asyncio.CancelledError:
                 cancelled = True
                 if not self.settled:
-                    # The cancellation ended this future; the answer needs one that is open.
+                    # The cancellation ended this future, so the reply needs a new one.
                     self.woken = asyncio.get_running_loop().create_future()
         if self.error is not None:
             raise self.error
@@ -87,14 +87,14 @@ class BatchQueue(Generic[Q, A]):
 
     The queue is in one of three states:
 
-    - idle: `_busy` is false and the queue is empty;
-    - direct: a caller that found it idle writes in its own task, which saves a switch of tasks;
+    - idle: `_busy` is false, and the queue is empty;
+    - direct: a caller that found the queue idle writes in its own task, which saves a task switch;
       requests that arrive in the meantime are queued;
-    - flushing: `_task` writes what was queued, in batches, until the queue is empty.
+    - flushing: `_task` writes queued requests, in batches, until the queue is empty.
 
-    No request overtakes an earlier one: the next write begins when the previous one has been
-    answered, and a write whose answer was lost is sent again before anything else. Otherwise a
-    later entry of a run could make the store take an earlier one for a repetition, and accept it
+    No request overtakes an earlier one: the next write begins only after the reply to the previous
+    one, and a write whose reply was lost is sent again before anything else. Otherwise a later
+    entry of a run could make the store mistake an earlier one for a repetition, and accept it
     without writing it.
     """
 
@@ -120,10 +120,10 @@ class BatchQueue(Generic[Q, A]):
         self._closed = False
 
     def submit(self, request: Q) -> Coroutine[Any, Any, A]:
-        """Return the store's answer to this request once it is durable; to be awaited at once.
+        """Return the store's reply to this request once it is durable; await it at once.
 
-        Cancelling the caller does not withdraw the request. The cancellation is raised when the
-        answer is known, as `Interrupted`, which carries it.
+        Cancelling the caller does not withdraw the request. The cancellation is raised once the
+        reply is known, as an `Interrupted` that contains it.
         """
         if self._busy and not self._closed and len(self._queue) < self._max_waiting:
             return self._enqueue(request).wait()
@@ -138,13 +138,13 @@ class BatchQueue(Generic[Q, A]):
             if self._busy:
                 return await self._enqueue(request).wait()
         self._busy = True
-        # Tasks that the store starts are not branches of the run that happens to write. By hand,
-        # since `outside_runs` is two more calls for each step.
+        # Tasks that the store starts must not become branches of the run that happens to write. By
+        # hand, since `outside_runs` is two more calls for each step.
         token = POSITION.set(None)
         try:
             (answer,) = await self._send([request])
         except (asyncio.CancelledError, StoreUnavailable) as error:
-            # It may have been written or not: the store knows when it is sent again.
+            # Whether it was written is unknown. The store finds out when it is sent again.
             pending = self._enqueue(request, first=True)
             self._flush_next()
             return await pending.wait(cancelled=isinstance(error, asyncio.CancelledError))
@@ -162,7 +162,8 @@ class BatchQueue(Generic[Q, A]):
 
     def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
         pending: _Pending[Q, A] = _Pending(request, asyncio.get_running_loop())
-        # `first` keeps the order: the write whose answer was lost comes before what was queued.
+        # `first` keeps the order: a write whose reply was lost comes before everything queued
+        # since.
         if first:
             self._queue.appendleft(pending)
         else:
@@ -170,9 +171,10 @@ class BatchQueue(Generic[Q, A]):
         return pending
 
     def _flush_next(self) -> None:
-        """Write what was queued, or become idle."""
+        """Write queued requests, or become idle."""
         if self._queue:
-            # The queue outlives the run that happens to write: its task is not a branch of it.
+            # The queue outlives the run that happens to write, so its task must not be a branch of
+            # it.
             self._task = detached(self._write())
             return
         self._busy = False
@@ -181,7 +183,7 @@ class BatchQueue(Generic[Q, A]):
             self._idle = None
 
     def observe(self, observers: Collection[Callable[[float], None]]) -> None:
-        """From now on, call the observers with how many seconds each write takes."""
+        """Call the observers with the duration in seconds of each write from now on."""
         send, clock = self._send, self._clock
 
         async def timed(requests: Sequence[Q]) -> Sequence[A]:
@@ -195,16 +197,17 @@ class BatchQueue(Generic[Q, A]):
         self._send = timed
 
     def __len__(self) -> int:
-        """Return how many requests wait for the next write."""
+        """Return the number of requests that wait for the next write."""
         return len(self._queue)
 
     async def close(self) -> None:
-        """Write what is waiting, then stop; later requests are refused."""
+        """Write queued requests, then stop; later requests are refused."""
         self._closed = True
         while self._busy:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
-            # Shielded: other callers wait for the same future, and must not be cancelled with this.
+            # Shielded, because other callers wait for the same future, and must not be cancelled
+            # with this one.
             await asyncio.shield(self._idle)
 
     async def _wait_for_room(self) -> None:
@@ -222,10 +225,10 @@ class BatchQueue(Generic[Q, A]):
                     self._room = None
                 await self._write_batch(batch)
                 if len(batch) > 1:
-                    # Callers that were just answered join the next batch.
+                    # Let callers that just got a reply join the next batch.
                     await self._clock.sleep(0)
         except asyncio.CancelledError:
-            # The event loop is about to close: callers must not wait for it.
+            # The event loop is about to close, so callers must not wait any longer.
             for pending in (*batch, *self._queue):
                 pending.settle(None, asyncio.CancelledError())
             self._queue.clear()
@@ -245,8 +248,9 @@ class BatchQueue(Generic[Q, A]):
         return batch
 
     async def _write_batch(self, batch: Sequence[_Pending[Q, A]]) -> None:
-        """Write a batch, again while the store is unavailable; or else each request alone."""
-        # The deadline counts from the first failure: a queue that was idle for long has its time.
+        """Write a batch, retrying while the store is unavailable; if it fails, one by one."""
+        # The deadline counts from the first failure, so that a queue that was idle gets its full
+        # time.
         error = await self._try(batch)
         deadline = self._clock.monotonic() + self._max_outage.total_seconds()
         pause = 0.05
@@ -257,6 +261,7 @@ class BatchQueue(Generic[Q, A]):
             error = await self._try(batch)
         if error is None:
             return
+        # If the store is unavailable, writing one by one would only take longer.
         if len(batch) == 1 or isinstance(error, StoreUnavailable):
             failure = _as_store_error(error)
             for pending in batch:
@@ -265,7 +270,8 @@ class BatchQueue(Generic[Q, A]):
         logger.warning(
             "a batch of %d writes failed (%s); trying them one by one", len(batch), error
         )
-        # One at a time and in order: the request at fault fails alone, and none overtakes another.
+        # One at a time and in order, so that only the bad request fails, and none overtakes
+        # another.
         for pending in batch:
             await self._write_batch([pending])
 
@@ -290,7 +296,7 @@ def _as_store_error(error: Exception) -> Exception:
 class Committer:
     """The queues through which all runs of this process write to one store.
 
-    It waits for a real server in real time, whatever clock the runs use.
+    It waits in real time, whatever clock the runs use, because the server is real.
     """
 
     def __init__(
@@ -320,9 +326,9 @@ class Committer:
         self._observers: set[Callable[[float], None]] = set()
 
     def observe_appends(self, callback: Callable[[float], None]) -> None:
-        """Call `callback` with how many seconds each write of entries takes."""
+        """Call `callback` with the duration in seconds of each write of entries."""
         if not self._observers:
-            # Only now: a write that is not observed must not pay for it.
+            # Only on first use, so that unobserved writes do not pay for it.
             for queue in self._entries:
                 queue.observe(self._observers)
         self._observers.add(callback)
@@ -332,8 +338,8 @@ class Committer:
 
         The entries of a run keep their order.
         """
-        # One queue for a run: if an entry could overtake another, the store would take the late one
-        # for a repetition.
+        # One queue per run: if an entry could overtake another, the store would mistake the late
+        # one for a repetition.
         return self._entries[hash(run_id) % len(self._entries)].submit
 
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
@@ -341,11 +347,11 @@ class Committer:
         return self.appender(entry.id)(entry)
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
-        """Return the lease that was requested, or the reason why not."""
+        """Return the requested lease, or a refusal."""
         return self._leases.submit(request)
 
     def enqueue(self, run: NewRun) -> Coroutine[Any, Any, bool]:
-        """Return whether this run was created; `False` if its id was taken, also by itself."""
+        """Return whether this run was created; `False` if its id was taken, even by itself."""
         if self._starts is None:
             send = require_schedule(self._store, "a run that starts runs").enqueue
             self._starts = BatchQueue(send, data=attrgetter("snapshot"), **self._options)
@@ -359,7 +365,7 @@ class Committer:
         return self._messages.submit(message)
 
     async def close(self) -> None:
-        """Write what is waiting, then stop."""
+        """Write queued requests, then stop."""
         for queue in (self._leases, *self._entries, self._starts, self._messages):
             if queue is not None:
                 await queue.close()

@@ -1,6 +1,6 @@
-"""A run in this process: how its records become durable, and how the run is left.
+"""A run in this process: how its records become durable, and how it is settled.
 
-This is what all stores have in common. `JournaledRun` writes to a store with a journal,
+This is the part common to all stores. `JournaledRun` writes to a store with a journal,
 `SnapshotRun` to one without.
 """
 
@@ -41,11 +41,11 @@ from perdure.store import (
 )
 
 REPLAY = "~replay:"
-"""Begins the ids of waits that only let `always_replay` suspend the run."""
+"""The prefix of the ids of waits that only let `always_replay` suspend the run."""
 
 
 class RunHost(calls.RunHost, ABC):
-    """One run in this process: its history, its lease, and the execution once that has started.
+    """A run in this process: its history, its lease, and its execution once it has started.
 
     `leftovers` are messages that no wait will receive: they are consumed when the run is left.
     `replay` calls the function to learn how its steps are undone. Middleware is told `due_at`: when
@@ -68,7 +68,7 @@ class RunHost(calls.RunHost, ABC):
         self.clock = session.clock
         self._inbox: list[Message] = []
         if grant is not None:
-            # The run uses the store's time, from the grant or from `now` if that is later.
+            # The run uses the store's time, taken from the grant or from `now`, whichever is later.
             self.clock = SyncedClock(session.clock, max(grant.now, now or grant.now))
             self._inbox = list(grant.inbox)
         self._inbox_read_at = self.clock.now() if grant is None else grant.now
@@ -91,15 +91,15 @@ class RunHost(calls.RunHost, ABC):
     async def settle(
         self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
     ) -> bytes:
-        """Write the whole run as it will be stored, and give it up; return what was written."""
+        """Write the whole run, and release it; return the snapshot that was written."""
 
     @abstractmethod
     async def persist(self) -> None:
-        """Make waits and items of the outbox durable."""
+        """Make waits and outbox items durable."""
 
     @abstractmethod
     async def append_outcome(self, block: ExecutionBlock) -> None:
-        """Make the end of the run durable, with what it does to other runs; keep the lease."""
+        """Make the end of the run durable, with its actions on other runs; keep the lease."""
 
     def start(
         self, execution: Execution, suspend_after: timedelta | None, always_replay: bool
@@ -116,7 +116,7 @@ class RunHost(calls.RunHost, ABC):
     @property
     def suspension(self) -> Suspension:
         """The waits of the execution that was started."""
-        # Created by the first one who asks: most runs end without a wait.
+        # Created on first use, because most runs end without a wait.
         if self._suspension is None:
             self._suspension = Suspension(
                 self.execution,
@@ -135,7 +135,7 @@ class RunHost(calls.RunHost, ABC):
     @property
     @abstractmethod
     def is_saved(self) -> bool:
-        """Whether the store has what it must have before the function begins."""
+        """Whether the store has everything that it must have before the function begins."""
 
     @property
     def execution(self) -> Execution:
@@ -145,7 +145,7 @@ class RunHost(calls.RunHost, ABC):
 
     @property
     def retries(self) -> int:
-        """How often steps were retried since the run was started here."""
+        """How often steps were retried in this activation."""
         return 0 if self._execution is None else self._execution.retries
 
     async def read_inbox(self) -> list[Message]:
@@ -154,7 +154,8 @@ class RunHost(calls.RunHost, ABC):
 
     async def read_log(self, run_id: str) -> list[tuple[str, Any]]:
         """Return the names and payloads of the messages of a log."""
-        # Tasks that the store starts for it are not branches: a replay does not read the log again.
+        # Tasks that the store starts must not become branches: a replay does not read the log
+        # again.
         with outside_runs():
             messages = await self.session.read_inbox(run_id)
         return [(message.name, codec.loads(message.payload)) for message in messages]
@@ -172,7 +173,7 @@ class RunHost(calls.RunHost, ABC):
         return await self.suspension.wait(wait)
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
-        """Answer a wait of this run itself, unless it has been answered; return what counts."""
+        """Answer a wait on behalf of the run, unless it was already answered; return the answer."""
         return await finish(detached(self._conclude(wait, outcome)))
 
     async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
@@ -180,7 +181,7 @@ class RunHost(calls.RunHost, ABC):
         return first
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:
-        """Wait until a limit permits an attempt; return what ends its use of the limit."""
+        """Wait until a limit permits an attempt; return a function that releases the permit."""
         store = require_queues(self.session.store, "the limit of a step")
         assert self.lease is not None, "a store with queues grants leases"
         limits = self.session.limits(store, self.lease.owner)
@@ -188,7 +189,7 @@ class RunHost(calls.RunHost, ABC):
         return hold.end
 
     def _lose_permit(self, cost: Cost) -> None:
-        """Stop: another process may use the permit by now. The run can be claimed at once."""
+        """Stop the run, because another process may use the permit; it can be claimed at once."""
         self.execution.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
@@ -203,8 +204,8 @@ class RunHost(calls.RunHost, ABC):
         return self._undos
 
     def report(self, report: Mapping[str, Any], /) -> None:
-        """Set the run's report, and show it in a document if the store has documents."""
-        # A step's function may run in a thread: it ends after the loop has done this.
+        """Set the run's report, and publish it in a document if the store has documents."""
+        # A step's function may run in a thread; the step ends only after the loop has done this.
         call_in(self.session.loop, lambda: self._report(report))
 
     def _report(self, report: Mapping[str, Any]) -> None:
@@ -218,7 +219,7 @@ class RunHost(calls.RunHost, ABC):
             self._reports.write(report)
 
     async def close(self) -> None:
-        """End what runs beside the function: it has ended."""
+        """Stop everything that runs beside the function, which has ended."""
         try:
             if self._suspension is not None:
                 await self._suspension.close()
@@ -227,14 +228,14 @@ class RunHost(calls.RunHost, ABC):
                 await self._reports.close()
 
     def renewed(self, lease: Lease) -> None:
-        """Continue with the lease's new expiry, and look at messages that have arrived."""
+        """Continue with the lease's new expiry, and check for messages that have arrived."""
         self.lease = lease
         if lease.has_messages:
             self.message_came()
 
     def message_came(self) -> None:
-        """Look into the inbox."""
-        # One that has not started has yet to look at the messages that came with its lease.
+        """Check the inbox."""
+        # A run that has not started yet will check the messages that came with its lease.
         if self._execution is not None:
             self.suspension.look()
             if self.on_message is not None:
@@ -245,24 +246,24 @@ class RunHost(calls.RunHost, ABC):
         return [] if self._execution is None else steps_in_flight(self._execution)
 
     def break_off(self, error: Exception) -> None:
-        """Make `error` the answer of every step from now on."""
+        """Make every step raise `error` from now on."""
         if self._execution is not None:
             self._execution.break_off(error)
 
     async def deliver_rest(self) -> None:
-        """Deliver everything that is in the outbox of the stored run."""
+        """Deliver everything in the outbox of the stored run."""
         if self.outbox is not None and self.history.outbox:
             self.outbox.deliver(self.history.outbox)
             await self.outbox.drain()
 
     def lose(self) -> None:
-        """Stop: another process owns the run now."""
+        """Stop the run, because another process owns it."""
         self.session.drop(self)
         self.break_off(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
-        """Release the lease; the run can be claimed at once, or from `wake_at` on."""
-        # First: a renewal that finds the lease released would report it as lost.
+        """Release the lease; the run can be claimed at once, or at `wake_at`."""
+        # Dropped first: a renewal that finds the lease released would report it as lost.
         self.session.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):
@@ -280,6 +281,6 @@ class RunHost(calls.RunHost, ABC):
         return cast(ExecutionBlock, block)
 
     def running(self) -> ExecutionBlock:
-        """Return the `execution` of a run that continues, with what it waits for."""
+        """Return the `execution` of a run that continues, with its waits."""
         waits = list(self.history.waits.values())
         return self.block(pending=waits) if waits else self.block()

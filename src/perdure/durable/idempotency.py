@@ -18,11 +18,10 @@ from perdure.store import Refusal, Rest, can_lease
 
 
 async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
-    """Run under an idempotency key, whose record is owned while the run continues and then has
-    the result.
+    """Run under an idempotency key, and store the result in the record of the key.
 
-    Calls in this process wait for the one that has the key. A failure frees the key; after a crash
-    the lease of its record expires.
+    The record is leased during the run. Other calls in this process wait for the call that has the
+    key. A failure frees the key; after a crash, the lease of its record expires.
     """
     async with request.session() as session:
         while (other := session.keys.get(key)) is not None:
@@ -69,9 +68,10 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
 
 
 async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
-    """Run, and store a success as the result of the key; a failure frees the key."""
+    """Run the function, and store a success as the result of the key; a failure frees the key."""
     try:
-        # Kept until the key has the result: a crash in between must not run everything again.
+        # Kept until the key has the result, so that a crash in between does not run everything
+        # again.
         result = await run_once(replace(request, keep=True))
     except BaseException:
         await _free(host)
@@ -85,6 +85,7 @@ async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
     except StoreError:
         await log_failure(host.release())
         raise
+    # Only after the key has the result: if this process dies earlier, the next call finds the run.
     if not request.keep:
         await log_failure(_delete(request))
     return result

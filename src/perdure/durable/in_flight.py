@@ -1,4 +1,4 @@
-"""The steps that a run is executing, for people to look at."""
+"""The steps that a run is executing, for display."""
 
 from datetime import datetime, timedelta
 from typing import Annotated, TypeAlias
@@ -15,7 +15,7 @@ Time: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step or transaction that is being executed.
 
-    `next_attempt_at` is set while it waits for its next attempt in a durable wait.
+    `next_attempt_at` is set while it waits durably for its next attempt.
     """
 
     run_id: str
@@ -29,7 +29,7 @@ class StepInFlight(msgspec.Struct, frozen=True, omit_defaults=True):
 def steps_in_flight(run: Execution) -> list[StepInFlight]:
     """Return the steps that a run is executing; sleeps and waits for events are not steps."""
     calls = [call for call in run.branches.calls if isinstance(call, StepCall)]
-    # A call that is held back because the run is being paused has no key yet.
+    # A call that is held because the run is being paused has no key yet.
     return [
         _describe(run, call)
         for call in calls

@@ -1,4 +1,4 @@
-"""The messages of one run that no wait has received yet, as this process knows them."""
+"""The messages of a run that no wait has received yet, as known to this process."""
 
 import logging
 from bisect import insort
@@ -15,11 +15,11 @@ _TICK = timedelta(milliseconds=1)
 
 
 class Inbox:
-    """Hands each message out once; `messages` were read at `checked_at`.
+    """Hands out each message once; `messages` were read at `checked_at`.
 
-    A message that was handed out is in the store's inbox until the record of the wait that received
-    it is accepted: it is left out of what is read in the meantime. `reads` counts the reads that
-    began, `is_stale` says that the last one failed.
+    A message that was handed out stays in the store's inbox until the record of the receiving wait
+    is accepted, so it is ignored in reads in the meantime. `reads` counts the reads that began,
+    `is_stale` says that the last one failed.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Inbox:
         return iter(tuple(self._messages))
 
     def hand_out(self, message: Message) -> None:
-        """Keep a message from all waits but the one that receives it."""
+        """Reserve a message for the wait that receives it."""
         self._messages.remove(message)
         self._handed_out.add(message.id)
 
     def put_back(self, message: Message) -> None:
-        """Make a message available again whose wait was given up, in its place."""
+        """Make the message of an abandoned wait available again, in its original position."""
         self._handed_out.discard(message.id)
         insort(self._messages, message, key=self._order)
 
     def _order(self, message: Message) -> tuple[bool, datetime]:
-        # Local messages were received once before: they are older than all that were not.
+        # Local messages were already received once, so they are older than all others.
         return message.id not in self._local, message.sent_at
 
     def add_local(self, message: Message) -> None:
@@ -63,7 +63,7 @@ class Inbox:
         self.put_back(message)
 
     async def refresh(self) -> None:
-        """Read the store's inbox; if that fails for now, say so and keep what is known."""
+        """Read the store's inbox; if the store is unavailable, keep the known messages."""
         self.reads += 1
         reading, began = self.reads, self._clock.now()
         try:
@@ -78,8 +78,7 @@ class Inbox:
         self._checked_at, self._last_read = began, reading
 
     def known_until(self, reads: int) -> datetime:
-        """Return the time up to which a wait that began after so many reads would have received
-        its event.
+        """Return the time up to which a wait that began after `reads` reads knows its events.
 
         Times are stored in milliseconds, so a read in the same millisecond counts only if it began
         after the wait.

@@ -1,7 +1,8 @@
 """A run whose lease this process holds, on a store with a journal.
 
-Every write carries the lease's epoch and a number, and the first refused one ends the run here:
-another process owns it. A finished step is one entry. The last entry of a run replaces all others.
+Every write carries the lease's epoch and a number. The first refused write ends the run in this
+process, because another process owns it. A finished step is one entry. The last entry of an
+activation replaces all others.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _NO_ITEMS: Mapping[str, OutboxItem | None] = MappingProxyType({})
 
 
 def _was_deleted(entry: Entry, verdict: Verdict) -> bool:
-    """Return whether a write deleted the run before, and its first answer was lost."""
+    """Return whether a write had already deleted the run, but its first reply was lost."""
     return entry.rest is not None and entry.rest.delete and verdict is Verdict.UNKNOWN
 
 
@@ -61,7 +62,7 @@ class JournaledRun(RunHost):
         self.entries += 1
         if self._undelivered:
             self._deliver(entry)
-        # Only now: a cancelled caller must know whether the write was accepted.
+        # Raised only now, because a cancelled caller must know whether the write was accepted.
         if interrupted is not None:
             raise interrupted
 
@@ -74,7 +75,7 @@ class JournaledRun(RunHost):
         return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
 
     def _delta(self, call: StepCall, record: EncodedRecord) -> bytes:
-        """Return what an entry says of a step, and of all else that has changed."""
+        """Return the data of an entry: the step's record, and everything else that has changed."""
         history = self.history
         return step_delta(
             record.key,
@@ -88,8 +89,8 @@ class JournaledRun(RunHost):
         )
 
     def _take_items(self) -> Mapping[str, OutboxItem | None]:
-        """Return the changes of the outbox for the next entry, after which they are delivered."""
-        # By the number that the entry will have: they are delivered when that one is accepted.
+        """Return the outbox changes for the next entry, and remember them for delivery."""
+        # Keyed by the number of the next entry: they must not be delivered before it is accepted.
         items = self._undelivered[self._n + 1] = self.history.outbox.take_changes()
         return items
 
@@ -104,29 +105,30 @@ class JournaledRun(RunHost):
 
     @property
     def is_saved(self) -> bool:
-        """Whether there is nothing to append, nor to deliver for the previous owner."""
+        """Whether there is nothing to append, and nothing to deliver for the previous owner."""
         return not (
             self.history.waits.changed or self.history.outbox or self.history.outbox.changed
         )
 
     async def persist(self) -> None:
-        """Append the waits that began or ended, and what the run does to other runs."""
+        """Append waits that began or ended, and actions on other runs."""
         if self.history.waits.changed or self.history.outbox.changed:
             await self._write_delta(self.block())
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
-        """Append how the run ended; the lease is kept."""
+        """Append the outcome of the run; the lease is kept."""
         cancelled = await self._close_asks(())
-        # Without this, the waits that were open would stay beside the outcome.
+        # Otherwise open waits would remain in the snapshot beside the outcome.
         await self._write_delta({**block, "pending": []})
         if cancelled:
             raise asyncio.CancelledError
 
     async def _close_asks(self, kept: Iterable[PendingWait]) -> bool:
-        """Close the tokens of waits that the run is about to drop, whatever drops them.
+        """Close the tokens of waits that the run is about to drop, for whatever reason.
 
-        First, so that no answer is accepted that would be lost. One that was accepted before stays
-        on record as an act. Return whether the caller was cancelled in the meantime.
+        This comes before the write that drops the waits, so that no answer is accepted and then
+        lost. An answer that was accepted earlier is recorded as an act. Return whether the caller
+        was cancelled in the meantime.
         """
         history = self.history
         if not history.asks:
@@ -158,9 +160,9 @@ class JournaledRun(RunHost):
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
-        """Commit the step's record together with what `work` wrote.
+        """Commit the step's record together with the writes of `work`.
 
-        The transaction runs in a task of its own: a cancellation reaches the user's function, which
+        The transaction runs in a separate task: a cancellation reaches the user's function, which
         is rolled back, but never a commit, whose outcome would then be unknown.
         """
         store = require_transaction(self.session.store, f"step.transaction({call.id!r})")
@@ -175,7 +177,8 @@ class JournaledRun(RunHost):
         task = detached(store.transact(self.id, self._epoch, entry))
         interrupted = False
         try:
-            # As soon as `work` has returned a record, the commit is under way.
+            # Once `work` has returned a record, the commit is in progress, and must not be
+            # cancelled.
             verdict = await finish(task, cancel_while=lambda: not records)
         except Interrupted as error:
             interrupted, verdict = True, error.answer
@@ -191,17 +194,19 @@ class JournaledRun(RunHost):
     async def settle(
         self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
     ) -> bytes:
-        """Replace snapshot and journal by the whole snapshot, set the wake time, and give up the
-        lease: one fenced write.
+        """Replace snapshot and journal with the whole snapshot, and release the lease.
+
+        This and the wake time are one fenced write.
         """
         data = b""
         cancelled = await self._close_asks(block.get("pending", ()))
         if not rest.delete:
             if self.outbox is not None:
-                # Before the snapshot is encoded: it must not contain what was delivered.
+                # Before the snapshot is encoded, so that it does not contain delivered items.
                 await self.outbox.drain()
             if self.history.outbox and rest.status != "paused":
-                # No process delivers while the run is at rest, so the next owner does it at once.
+                # No process delivers items while the run is at rest, so wake the next owner at
+                # once.
                 rest = replace(rest, wake_at=self.clock.now())
             data = self.history.encode(block)
             rest = self._described(rest, block, len(data))
@@ -212,7 +217,7 @@ class JournaledRun(RunHost):
         except Interrupted:
             raise asyncio.CancelledError from None
         finally:
-            # Whatever the outcome of the write, nothing works on the run here any more.
+            # Whatever the outcome of the write, this process no longer works on the run.
             self.session.drop(self)
             notify_watchers(self.session.store, self.id)
         if cancelled:
@@ -220,7 +225,7 @@ class JournaledRun(RunHost):
         return data
 
     def _described(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
-        """Return a rest with what lists show of the run."""
+        """Add the version, tags and summary of the run to a rest."""
         metadata = self.history.metadata
         return replace(
             rest,

@@ -1,7 +1,7 @@
-"""One life of a run in this process: lease → history → host → run → rest or release.
+"""One activation of a run in this process: lease → history → host → run → rest or release.
 
-`durable.run`, idempotency keys and the runtime's driver are all made of these parts. What differs
-between them is which function runs, and what becomes of the run afterwards.
+`durable.run`, idempotency keys and the runtime's driver all use these parts. They differ in which
+function runs, and in what happens to the run afterwards.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Body: TypeAlias = Callable[[Step], Awaitable[Any]]
 
 
 class Program(Environment, frozen=True, kw_only=True):
-    """A function to be run over a run's history, and how.
+    """A function to run over a run's history, and how.
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
@@ -63,9 +63,9 @@ def open_host(
     grant: Grant | None,
     now: datetime | None = None,
 ) -> RunHost:
-    """Return the host of a run that was leased, or that its store cannot lease.
+    """Return the host of a run that was leased, or whose store has no leases.
 
-    `now` is the time the run is to believe in if it is later than that of the grant.
+    `now` overrides the time of the grant if it is later.
     """
     if grant is not None and can_journal(session.store):
         return JournaledRun(session, history, grant, now)
@@ -73,8 +73,10 @@ def open_host(
 
 
 async def save_first(host: RunHost) -> None:
-    """Make sure that the run is stored, and that what its previous owner left in the outbox is
-    delivered, before anything is done for it; a journal has it already.
+    """Ensure that the run is stored, and its outbox delivered, before anything else.
+
+    A store with a journal already has the run. The outbox may contain items that the previous owner
+    did not deliver.
     """
     try:
         await host.persist()
@@ -85,10 +87,10 @@ async def save_first(host: RunHost) -> None:
 
 
 async def rewrite(host: RunHost, *, wake_at: datetime | None = None) -> None:
-    """Store a run as its history is now, and give it up, to be leased again.
+    """Store a run with its current history, and release it, to be leased again.
 
-    A journal only adds: what a retry or a migration removed would be back after a crash. If this
-    process dies before it leases the run again, a worker finds the run at `wake_at`.
+    A journal can only add: records that a retry or a migration removed would be back after a crash.
+    If this process dies before it leases the run again, a worker finds the run at `wake_at`.
     """
     await host.settle(host.running(), Rest("running", wake_at))
 
@@ -122,9 +124,10 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     try:
         await _ended(task)
     except asyncio.CancelledError:
-        # Whatever the function catches: it begins no further step.
+        # Broken off first, so that the function begins no further step, whatever it catches.
         execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
-        # Ended before the lease is released: its steps must not run beside those of the next owner.
+        # Ended before the lease is released, so that its steps do not run beside those of the next
+        # owner.
         await cancel_and_wait([task])
         await log_failure(host.release())
         raise
@@ -132,6 +135,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         if timer is not None:
             timer.cancel()
         await host.close()
+    # A broken run has no result, even if the function caught the error and returned a value.
     if execution.broken is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
     if not task.cancelled() and (error := task.exception()) is not None:
@@ -140,7 +144,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
 
 
 def _with_middleware(execution: Execution, host: RunHost, program: Program) -> Body:
-    """Return the function as it is called: inside what is to be called around it."""
+    """Return the function, wrapped in its middleware."""
     if not program.around:
         return program.body
     around = host.around = _around(execution, host, program)
@@ -188,7 +192,7 @@ def _ended(task: Task) -> asyncio.Future[None]:
 
 
 def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:
-    """Break the run off when its deadline passes; at once if that has happened."""
+    """Break the run off when its deadline passes, or at once if it has passed."""
     if deadline is None:
         return None
     error = DeadlinePassed(execution.run_id, deadline)
@@ -209,7 +213,7 @@ def _cancelled_itself(host: RunHost) -> Cancelled:
 
 
 async def log_failure(work: Awaitable[object]) -> None:
-    """Await work that may fail; log the failure."""
+    """Await something that may fail, and log the failure."""
     try:
         await work
     except PerdureError as error:

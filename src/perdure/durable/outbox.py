@@ -1,10 +1,10 @@
-"""What a run does to other runs: it starts them, sends them messages and cancels them.
+"""Actions of a run on other runs: starting them, sending them messages, cancelling them.
 
-One order makes every crash harmless. An item is first part of a fenced write of its own run. Then
-it is delivered, as often as need be: a start has its effect once by the id of the new run, a
-message by its deduplication id. The next write of the run, whatever that is for, says that it was
-delivered. So a process that has lost its lease sends nothing new, and the next owner of a run
-delivers what the previous one left.
+The order of writes makes every crash harmless. An item is first part of a fenced write of its own
+run. Then it is delivered, repeatedly if necessary: a start takes effect once because of the id of
+the new run, a message because of its deduplication id. The next write of the run records that the
+item was delivered. So a process that has lost its lease sends nothing new, and the next owner of a
+run delivers what the previous one left.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Deliver: TypeAlias = Callable[[OutboxItem], Awaitable[None]]
 
 
 class Outbox:
-    """The deliveries of one run. The first that fails breaks the run off, by `on_failure`."""
+    """The deliveries of one run. The first failure breaks the run off, through `on_failure`."""
 
     __slots__ = ("_deliver", "_failure", "_history", "_on_failure", "_starts", "_under_way")
 
@@ -47,7 +47,8 @@ class Outbox:
         for name, item in sorted(new, key=lambda each: _is_about_a_run(each[1])):
             if name in self._under_way:
                 continue
-            # A run must exist before it can be cancelled, or asked to report its end.
+            # A run must exist before it can be cancelled or asked to report its end, so these come
+            # second.
             is_second = _is_about_a_run(item)
             earlier = tuple(self._starts) if is_second else ()
             task = self._under_way[name] = detached(self._deliver_one(name, item, earlier))
@@ -55,9 +56,9 @@ class Outbox:
                 self._starts = [*(each for each in self._starts if not each.done()), task]
 
     async def drain(self) -> None:
-        """Return when everything durable was delivered; raise the error of a delivery that failed.
+        """Wait until everything durable is delivered; raise the error of a failed delivery.
 
-        A run must not leave memory before: no process would deliver what is left.
+        A run must not leave memory earlier: no process would deliver the rest.
         """
         while self._under_way:
             await asyncio.wait(tuple(self._under_way.values()))
@@ -69,9 +70,10 @@ class Outbox:
             if earlier:
                 await asyncio.wait(earlier)
             await self._deliver(item)
-            # The next write, whatever that is for, says so.
+            # The next write of the run records the removal.
             self._history.outbox.remove(name)
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
+            # The item stays in the outbox, so that the next owner delivers it.
             self._failure = self._failure or error
             self._on_failure(error)
         finally:
@@ -79,19 +81,19 @@ class Outbox:
 
 
 def _is_about_a_run(item: OutboxItem) -> bool:
-    """Return whether an item is for a run that another item may have to start first."""
+    """Return whether an item concerns a run that another item may have to start first."""
     return "cancel" in item or "watch" in item
 
 
 async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:
-    """Create runs for workers; return `False` for each that existed already."""
+    """Create runs for workers; return `False` for each that already existed."""
     created = await asyncio.gather(*map(session.committer.enqueue, runs))
     wake_workers(session.store)
     return created
 
 
 async def send_messages(session: Session, messages: Sequence[NewMessage]) -> list[Receipt]:
-    """Send messages, and let runs that are active in this process look for them."""
+    """Send messages, and make runs that are active in this process check their inboxes."""
     receipts = await asyncio.gather(*map(session.committer.send, messages))
     poke(session.store, {message.to for message in messages})
     wake_workers(session.store)
@@ -99,7 +101,7 @@ async def send_messages(session: Session, messages: Sequence[NewMessage]) -> lis
 
 
 def encode_run(run: NewRun) -> dict[str, Any]:
-    """Return a new run as JSON, for an outbox item."""
+    """Encode a new run for an outbox item."""
     facts: dict[str, Any] = {"id": run.id, "snapshot": codec.loads(run.snapshot)}
     if run.queue:
         facts["queue"] = run.queue
@@ -111,7 +113,7 @@ def encode_run(run: NewRun) -> dict[str, Any]:
 
 
 def decode_run(facts: Mapping[str, Any]) -> NewRun:
-    """Return the new run of an outbox item."""
+    """Decode the new run of an outbox item."""
     snapshot: Snapshot = facts["snapshot"]
     wake_at = facts.get("wakeAt")
     return NewRun(

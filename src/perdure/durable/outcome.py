@@ -1,4 +1,4 @@
-"""How a run ended: written into its snapshot, and read from it."""
+"""The outcome of a run: written to its snapshot, and read from it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
-    """A run that is over: its result as it will be read, its `execution`, its status."""
+    """The outcome of a run: its result as it will be read, its `execution`, its status."""
 
     result: Result[Any, Any]
     block: ExecutionBlock
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 def describe_outcome(
     host: RunHost, result: Result[Any, Any], fn: Callable[..., Any], types: codec.DeclaredTypes
 ) -> Outcome:
-    """Return how a run ended. A run whose output cannot be recorded has failed."""
+    """Return the outcome of a run. If its output cannot be recorded, the run has failed."""
     if isinstance(result, Ok):
         try:
             return _completed(host, result.value, fn, types)
@@ -81,9 +81,9 @@ def recorded_result(
 def failures_to_retry(snapshot: Snapshot) -> list[str]:
     """Return the keys of the failed steps that a resumed run tries again.
 
-    Of a failed run, those that ended it, and those that made a race among them fail. A failure that
-    the function handled stays: what it did next is recorded too. Another writer of the format does
-    not tell them apart, so all of its failures are tried again.
+    These are the failures that ended the run, including those that made a race fail. A failure that
+    the function handled stays: what it did next is recorded too. Other writers of the format do not
+    distinguish them, so all of their failures are tried again.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]

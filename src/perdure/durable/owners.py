@@ -1,12 +1,12 @@
 """Owner ids: which process owns a run, and whether that process still exists.
 
 An owner id is `host/boot/namespace/pid/start/random`. The boot id and the inode of the pid
-namespace say in which list of processes the pid is to be looked up; the start time tells a process
-from a later one with the same pid. So a process on the same machine that was killed is recognised
-at once, and its runs need not wait for their leases to expire.
+namespace determine where the pid can be looked up; the start time distinguishes a process from a
+later one with the same pid. So a killed process on the same machine is recognized at once, and its
+runs need not wait for their leases to expire.
 
-Anything that is not certain counts as alive, and the lease decides: an owner on another machine or
-in another container, a platform without these facts, a process that is only stopped.
+If anything is uncertain, the owner counts as alive, and the lease decides: an owner on another
+machine or in another container, a platform without these facts, a process that is only stopped.
 """
 
 import os
@@ -23,7 +23,7 @@ _numbers = count(1)
 
 
 class Process(NamedTuple):
-    """A process, as far as it can be found again. `start` is in clock ticks since boot."""
+    """The identity of a process. `start` is in clock ticks since boot."""
 
     host: str
     boot: str
@@ -33,10 +33,10 @@ class Process(NamedTuple):
 
 
 def new_owner(random: Random) -> str:
-    """Return a name that no other owner has."""
-    # The number keeps owners of one process apart, even if two generators have the same seed.
+    """Return a unique owner id."""
+    # The number distinguishes owners of one process, even if two generators have the same seed.
     unique = f"{random.getrandbits(64):016x}-{next(_numbers)}"
-    # The pid is read each time: a forked process has another one.
+    # The pid is read each time, because a forked process has a different one.
     return f"{_prefix(os.getpid())}{unique}"
 
 
@@ -48,28 +48,29 @@ def is_gone(owner: str) -> bool:
     if not process.pid.isdecimal():
         return False
     try:
-        # Not by its entry in /proc, which may be hidden from other users. Signal 0 is not sent.
+        # Not through /proc, which may be hidden from other users. Signal 0 only checks for
+        # existence.
         os.kill(int(process.pid), 0)
     except ProcessLookupError:
         return True
     except OSError:
         return False
     stat = _stat(process.pid)
-    # A dead process keeps its pid until its parent has waited for it.
+    # A zombie keeps its pid until its parent has waited for it.
     return stat is not None and (stat[0] in _DEAD_STATES or stat[1] != process.start)
 
 
 def process_of(owner: str) -> Process | None:
-    """Return the process in an owner id, or `None` if the id was not made by `new_owner`.
+    """Return the process in an owner id, or `None` if the id is not from `new_owner`.
 
-    What the platform hides is empty.
+    Fields that the platform does not provide are empty.
     """
     parts = owner.split("/")
     return Process(*parts[:5]) if len(parts) == 6 and parts[5] else None
 
 
 def describe_owner(owner: str) -> str:
-    """Return an owner for messages: its process and host, if the id has them."""
+    """Describe an owner in messages: its process and host, if the id has them."""
     process = process_of(owner)
     return f"owner {owner!r}" if process is None else f"process {process.pid} on {process.host}"
 
@@ -97,6 +98,7 @@ def _stat(pid: str) -> tuple[str, str] | None:
         text = (_PROC / pid / "stat").read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    # The name, in parentheses, may contain anything; what follows it is separated by spaces.
+    # The process name, in parentheses, may contain anything; the fields after it are separated by
+    # spaces.
     fields = text.rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else None

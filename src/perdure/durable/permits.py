@@ -1,11 +1,13 @@
 """Permits: leases on the units of a limit.
 
-A limit of n is n system runs, its permits, in a queue of their own. A free permit is a due run: a
-claim takes it, a release returns it, and the permits of a process that died expire with its other
-leases. So there is no counter that could leak, and nothing to repair after a crash. The permit of a
-rate is claimed for the period of the rate; once it was used it is neither renewed nor returned.
+A limit of n consists of n system runs, its permits, in a separate queue. A free permit is a due
+run: a claim takes it, a release returns it, and the permits of a process that died expire with its
+other leases. So there is no counter that could leak, and nothing to repair after a crash. The
+permit of a rate is claimed for the period of the rate; once used, it is neither renewed nor
+returned.
 
-Beyond 1,000 units, a permit has several; those that its process does not need at once stay with it.
+Beyond 1,000 units, a permit has several units; the process keeps those that it does not need at
+once.
 """
 
 import logging
@@ -39,34 +41,34 @@ _DRIVES = [Drivable(WORKFLOW, 1, 1)]
 _BATCH = 500
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
-"""How soon, in seconds, a claim that found no permit is repeated; the pause doubles each time."""
+"""Seconds until a claim that found no permit is repeated; the pause doubles each time."""
 
 CREATE_AGAIN, CREATED_FOR = 10.0, 1800.0
 """After how many seconds permits are created again: of a limit of which there were too few, since
 another deployment may have declared a lower one; and of any other, since they may be deleted."""
 
 IDLE = timedelta(hours=1)
-"""How long the permits of a key are kept after they were last used."""
+"""How long the permits of a key are kept after their last use."""
 
 _MOST_POOLS = 10_000
 
 
 class Keeper(Protocol):
-    """What renews leases."""
+    """Renews leases."""
 
     def keep(self, permit: "Permit") -> None:
         """Renew the lease of a permit from now on."""
         ...
 
     def forget(self, permit: "Permit") -> None:
-        """Renew the lease of a permit no longer."""
+        """Stop renewing the lease of a permit."""
         ...
 
 
 class Hold:
     """Units of permits that a run, or an attempt of a step, uses until `end`.
 
-    If a permit is lost in the meantime, `on_lost` is called: another process may use it now.
+    If a permit is lost in the meantime, `on_lost` is called, because another process may use it.
     """
 
     __slots__ = ("on_lost", "parts")
@@ -76,7 +78,7 @@ class Hold:
         self.on_lost: Callable[[], object] = lambda: None
 
     def end(self) -> None:
-        """Stop using the units: another user of this process may, or they can be returned."""
+        """Stop using the units, so that others can use them, or they can be returned."""
         for permit, units in self.parts:
             permit.holds.discard(self)
             permit.pool.give_back(permit, units)
@@ -102,7 +104,7 @@ class Permit:
         self.lease = lease
 
     def lose(self) -> None:
-        """Stop what uses the permit: another process may have claimed it."""
+        """Stop the users of the permit, because another process may have claimed it."""
         if not self.is_lost:
             self.is_lost = True
             self.pool.remove(self)
@@ -114,8 +116,8 @@ class Pool:
     """The permits of one limit that this process holds.
 
     `free` is how many units are not in use. `look_at` is when to claim again after a claim that
-    found too few, in seconds of the monotonic clock. `fresh` are permits that have become free
-    since it was last cleared.
+    found too few, by the monotonic clock. `fresh` are permits that have become free since it was
+    last cleared.
     """
 
     def __init__(self, limit: PermitLimit) -> None:
@@ -133,11 +135,11 @@ class Pool:
 
     @property
     def is_used(self) -> bool:
-        """Whether the process holds a permit that is not in use, or knows when to claim one."""
+        """Whether the process holds an unused permit, or knows when to claim one."""
         return bool(self._open or self.surplus or self._expiries)
 
     def change(self, limit: PermitLimit) -> None:
-        """Continue with another number of units; what is in use is not affected."""
+        """Continue with another number of units; units in use are not affected."""
         self.limit = limit
         self.created_at, self.look_at = None, 0.0
         for permit in tuple(self._open.values()):
@@ -147,7 +149,7 @@ class Pool:
                     self.surplus.append(permit)
 
     def missing(self, units: int) -> int:
-        """Return how many permits to claim to have so many free units."""
+        """Return how many permits to claim in order to have `units` free units."""
         return max(-(-(units - self.free) // self.limit.unit), 0)
 
     def add(self, lease: Lease, expires: float) -> Permit:
@@ -162,9 +164,9 @@ class Pool:
         return permit
 
     def take(self, units: int, hold: Hold) -> None:
-        """Use so many of the free units."""
+        """Use some of the free units."""
         while units:
-            # The one that was free first: what has just become free is kept for the next round.
+            # The longest-free permit: those that have just become free are kept for the next round.
             permit = next(iter(self._open.values()))
             taken = min(units, permit.free)
             self._take(permit, taken)
@@ -203,7 +205,7 @@ class Pool:
             self.free -= permit.free
 
     def expire(self, now: float) -> None:
-        """Forget the permits of a rate whose period is over."""
+        """Forget the permits of a rate whose period has ended."""
         if self.limit.per is None:
             return
         for permit in tuple(self._open.values()):
@@ -211,11 +213,11 @@ class Pool:
                 self.remove(permit)
         while self._expiries and self._expiries[0] <= now:
             self._expiries.popleft()
-            # The store's period may end a little later: a claim that is too early is repeated soon.
+            # The store's period may end a little later, so repeat a claim that is too early soon.
             self._pause = 0.0
 
     def take_idle(self, kept: Collection[Permit] = ()) -> list[Permit]:
-        """Remove and return the permits that are not in use at all, except those in `kept`."""
+        """Remove and return the permits that are completely unused, except those in `kept`."""
         permits = self._open.values()
         idle = [each for each in permits if each.free == each.units and not each.is_spent]
         returned = [permit for permit in idle if permit not in kept]
@@ -224,7 +226,7 @@ class Pool:
         return returned
 
     def answered(self, is_short: bool, now: float) -> None:
-        """Note whether a claim found fewer permits than were asked for."""
+        """Note whether a claim found fewer permits than requested."""
         if not is_short:
             self._pause = self.look_at = 0.0
             return
@@ -254,7 +256,7 @@ class Permits:
         self._numbers: Mapping[str, int] = {}
 
     def set_numbers(self, numbers: Mapping[str, int]) -> None:
-        """Use these numbers of units, by limit, instead of the declared ones."""
+        """Override the declared numbers of units, by limit."""
         self._numbers = numbers
 
     def pool(self, limit: PermitLimit) -> Pool:
@@ -271,12 +273,12 @@ class Permits:
         return pool
 
     def pools_of_key(self, queue: str) -> list[Pool]:
-        """Return the pools of one key of a queue that exist here."""
+        """Return the existing pools of one key of a queue."""
         names = (f"queue:{queue}", f"rate:{queue}")
         return [self._pools[name] for name in names if name in self._pools]
 
     async def claim(self, wanted: Mapping[Pool, int]) -> None:
-        """Claim permits so that each pool has so many free units, as far as there are any."""
+        """Claim permits so that each pool has the wanted free units, as far as possible."""
         now = self.clock.monotonic()
         for pool in wanted:
             pool.expire(now)
@@ -291,8 +293,8 @@ class Permits:
     async def _claim(self, ttl: timedelta, missing: Mapping[Pool, int]) -> None:
         asked = {pool.limit.queue: number for pool, number in missing.items()}
         pools = {pool.limit.queue: pool for pool in missing}
-        # The time before the call: the store counts from a later one, and what is used after its
-        # period would be used beside the next grant of the same permit.
+        # The time before the call: the store counts from a later time, and a permit that is used
+        # after its period would overlap with the next grant of the same permit.
         expiry = self.clock.monotonic() + ttl.total_seconds()
         grants = await self.store.claim(
             self.owner, ttl, sum(asked.values()), drives=_DRIVES, queues=asked
@@ -327,9 +329,9 @@ class Permits:
             pool.created_at = self.clock.monotonic()
 
     async def return_idle(self, pools: Iterable[Pool], *, keep_fresh: bool = False) -> None:
-        """Return the permits that are not in use; delete those that a changed limit lacks.
+        """Return unused permits, and delete those that no longer belong to a changed limit.
 
-        With `keep_fresh` those that have just become free are kept for the next run.
+        With `keep_fresh`, permits that have just become free are kept for the next run.
         """
         idle: list[Permit] = []
         surplus: list[Permit] = []
@@ -337,6 +339,7 @@ class Permits:
             idle += pool.take_idle(pool.fresh if keep_fresh else ())
             surplus += pool.surplus
             pool.surplus.clear()
+        # Before the release: a renewal that finds a released lease would report the permit as lost.
         for permit in (*idle, *surplus):
             self._keeper.forget(permit)
         try:
@@ -365,6 +368,7 @@ class Permits:
 
     async def _delete_free(self, ids: Sequence[str]) -> bool:
         """Delete permits, except those that were claimed since they were found."""
+        # Leased before they are deleted, so that no other process can claim one in between.
         requests = [LeaseRequest(id, self.owner, self._ttl) for id in ids]
         answers = await self.store.acquire(requests) if requests else ()
         leases = [answer.lease for answer in answers if isinstance(answer, Grant)]

@@ -1,8 +1,7 @@
-"""Reports from inside steps, shown in a document of the store before the next entry is written.
+"""Reports from inside steps, published in a document before the next entry is written.
 
-No run needs the document to be correct: it is written in the background, what fails is logged at
-DEBUG, and it is deleted when the run leaves memory. A process that is killed leaves it behind for
-at most a day.
+No run depends on the document: it is written in the background, failures are logged at DEBUG, and
+it is deleted when the run leaves memory. A killed process leaves it behind for at most a day.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _TTL = timedelta(days=1)
 
 
 def report_key(run_id: str) -> str:
-    """Return the key of the document with the latest report from inside a step of a run."""
+    """Return the key of the document with the latest report of a run's step."""
     if len(_PREFIX + run_id) > MAX_ID_LENGTH:
         run_id = hashlib.sha256(run_id.encode()).hexdigest()
     return _PREFIX + run_id
@@ -44,25 +43,25 @@ class ReportWriter:
         self._is_written = False
 
     def write(self, report: Mapping[str, Any]) -> None:
-        """Write a report soon; one that has not been written yet is skipped."""
+        """Write a report soon, in place of one that has not been written yet."""
         self._latest = report
         if self._task is None or self._task.done():
             self._task = detached(self._write_latest())
 
     async def _write_latest(self) -> None:
-        # It sleeps after each write, and so also before the next one, if that comes too early.
+        # Sleeping after each write limits the rate of the next one.
         while (report := self._latest) is not None:
             self._latest = None
             self._is_written = True
             try:
                 data = codec.dumps(report).decode()
                 await self._store.documents.set(report_key(self._run_id), data, ttl=_TTL)
-            except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
+            except Exception as error:  # noqa: BLE001  # no store error may harm a run
                 logger.debug("the report of run %r was not written: %r", self._run_id, error)
             await self._clock.sleep(_INTERVAL)
 
     async def close(self) -> None:
-        """Stop writing, and delete the document: what it contained is in the run itself."""
+        """Stop writing, and delete the document: the run itself now contains the report."""
         if self._task is not None:
             await cancel_and_wait([self._task])
         if self._is_written:

@@ -1,4 +1,4 @@
-"""Undoing the steps of a run that did not succeed.
+"""Undo the steps of a run that failed or was cancelled.
 
 1. A run that is about to end as failed or cancelled, and has steps that can be undone, is stored
    with the mark `execution.rollback` instead: why it ends, and how. It is due at once.
@@ -48,13 +48,14 @@ Failures = dict[str, Exception]
 
 
 def end_or_undo(host: RunHost, block: ExecutionBlock, rest: Rest) -> tuple[ExecutionBlock, Rest]:
-    """Return how a run is stored that ends so, or that is to be undone first."""
+    """Return how to store a run that ends, or whose steps have to be undone first."""
     history = host.history
     if rest.status == "completed" or history.rollback is not None:
         return block, rest
     if not (owed := history.owed()):
         return block, rest
     history.rollback = _mark(block, rest, len(owed), isoformat(host.clock.now()))
+    # The mark is durable before any undo begins, so that from then on no owner starts another step.
     history.forget_waits()
     return host.block(state="queued"), Rest("queued", host.clock.now())
 
@@ -71,7 +72,7 @@ def _mark(block: ExecutionBlock, rest: Rest, steps: int, at: str) -> Rollback:
 
 
 async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | None:
-    """Undo the steps of a run; return what kept some of them from being undone.
+    """Undo the steps of a run; return the errors of those that could not be undone.
 
     Return `None` if the run was suspended or broken off, as `run_to_rest` does.
     """
@@ -84,10 +85,9 @@ async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | 
 
 
 def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
-    """Return the first of the steps that were undone and must run again; `None` if there is none.
+    """Return the first undone step that must run again, or `None`.
 
-    `block` is how the run ended. A scope that was undone, and whose failure the function handled,
-    is not repeated.
+    `block` is the outcome of the run. A scope whose failure the function handled is not repeated.
     """
     steps = history.steps()
     sagas = {*block.get("sagas", ()), *cancelled_at_end(steps, block.get("failed", ()))}
@@ -99,15 +99,17 @@ def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
 
 
 def drop_from(history: History, start: str) -> tuple[list[str], bool]:
-    """Drop the record of a step and all later ones, but no event that no wait has received.
+    """Drop the record of a step and all later ones, but keep events that no wait has received.
 
-    Return their keys, and whether the run is in its next generation: one of them had succeeded.
+    Return their keys, and whether the run enters its next generation because one of them had
+    succeeded.
     """
     keys, kept = list(history), set(kept_before(history.steps(), start))
     dropped = [key for key in keys if key not in kept and not history.get(key).get("unclaimed")]
     is_next = any(history.get(key)["ok"] for key in dropped)
     if is_next:
-        # What succeeded runs again: its idempotency key must not answer with the old effect.
+        # A successful step will run again, so it needs a new idempotency key: the old one would
+        # return the old effect.
         history.metadata["rewinds"] = rewinds_of(history.metadata) + 1
         set_generation(history.metadata, history.generation + 1)
     forget_patches(history.metadata, keys, keys.index(start))
@@ -118,14 +120,14 @@ def drop_from(history: History, start: str) -> tuple[list[str], bool]:
 
 
 def repeat_undos(history: History) -> list[str]:
-    """Forget which undos failed, so that they are tried again; return the keys of their steps."""
+    """Forget failed undos, so that they are tried again; return the keys of their steps."""
     owed = history.owed()
     history.drop(UNDO + key for key in owed)
     return owed
 
 
 def rolled_back(host: RunHost, failures: Failures) -> tuple[ExecutionBlock, Rest]:
-    """Return how a run is stored whose steps were undone, except for those that could not be."""
+    """Return how to store a run after its rollback; `failures` are the failed undos."""
     rollback = host.history.rollback
     assert rollback is not None, "the run is being undone"
     if failures:

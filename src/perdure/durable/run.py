@@ -1,4 +1,4 @@
-"""One call of `durable.run`, made of the parts in `lifecycle`."""
+"""One call of `durable.run`, built from the parts in `lifecycle`."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -39,12 +39,12 @@ from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
-"""How long a call pauses, in seconds, before it tries again to lease a run that is owned."""
+"""Seconds between attempts to lease a run that is owned."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionGap:
-    """A stored run and a call that do not agree on the version."""
+    """A stored run and a call with different versions."""
 
     id: str
     stored: int
@@ -88,10 +88,10 @@ class Request(msgspec.Struct, frozen=True):
 async def run_when_free(
     request: Request, run: Callable[[Request], Awaitable[Result[Any, Any]]]
 ) -> Result[Any, Any]:
-    """Run; while another task or process owns the run, try again until `request.wait` has passed.
+    """Run; while another task or process owns the run, retry until `request.wait` has passed.
 
-    Of a run that ended in the meantime, the result is returned if it was kept. One that was deleted
-    begins again, as in a later call.
+    If the run ended in the meantime, its result is returned if it was kept. A run that was deleted
+    starts over, as in a later call.
     """
     clock = request.clock
     end = clock.monotonic() + request.wait.total_seconds()
@@ -110,7 +110,7 @@ async def run_when_free(
 
 
 async def run_once(request: Request) -> Result[Any, Any]:
-    """Run the function over the history of this id, unless this process is running it already."""
+    """Run the function over the history of this id, unless this process is already running it."""
     async with request.session() as session:
         if is_running(request.store, request.id) and not request.shared:
             raise AlreadyRunning(request.id, "here")
@@ -120,12 +120,12 @@ async def run_once(request: Request) -> Result[Any, Any]:
         finally:
             session.running[request.id] -= 1
             if not session.running[request.id]:
-                # A worker keeps a session for as long as it runs: no id may stay behind.
+                # A worker keeps its session as long as it runs, so no id may stay behind.
                 del session.running[request.id]
 
 
 async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
-    # A completed run that was kept is only read. Any other is read together with its lease.
+    # A completed run that was kept is only read. Any other run is read with its lease.
     must_load = request.keep or not can_lease(request.store)
     stored = await _load(request) if must_load else None
     if stored is not None and (result := request.result_in(stored)) is not None:
@@ -138,7 +138,7 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         grant = answer
         stored = None if grant.created else grant.snapshot
     if stored is not None and (result := request.result_in(stored)) is not None:
-        # It was completed between the look at it and the lease.
+        # The run was completed between the read and the lease.
         host = open_host(session, request.id, History(request.id, stored), grant)
         await host.settle(stored["execution"], Rest("completed"))
         return result
@@ -201,8 +201,8 @@ async def _resume(
 ) -> RunHost:
     """Return the host of the run as this version continues it.
 
-    What differs from the stored run is stored before the function runs: a crash in between leaves
-    either the old run or the new one.
+    Changes to the stored run are written before the function runs: a crash in between leaves either
+    the old run or the new one.
     """
     host = open_host(session, request.id, History(request.id, stored), grant)
     try:
@@ -216,11 +216,13 @@ async def _resume(
     if migrated is None:
         history.metadata["seed"] = request.seed
     else:
-        # Whatever a migration did to the metadata: steps must keep their idempotency keys.
+        # Restored whatever a migration did, because steps must keep their idempotency keys.
         set_generation(history.metadata, generation)
     is_retried = migrated is not None and _prepare_retry(request, history, migrated)
     if migrated is stored and not is_retried:
         return host
+    # Written and leased again before the function runs: a journal can only add, so dropped records
+    # would be back after a crash.
     if migrated is None:
         await host.settle(host.block(), Rest("running", delete=True))
     else:
@@ -273,7 +275,7 @@ async def _at_version(request: Request, stored: Snapshot) -> Snapshot | None:
 
 
 async def _undo(session: Session, request: Request, result: Result[Any, Any]) -> Result[Any, Any]:
-    """Undo the steps of a run that failed, and return how it failed, or that this did not work."""
+    """Undo the steps of a failed run, and return its failure, or that of the rollback."""
     grant = None
     if can_lease(request.store):
         answer = await lease(session, request)
@@ -293,11 +295,12 @@ async def _continue(
     drive = roll_back if is_undone else run_to_rest
     result = await drive(host, request.program)
     if (broken := host.execution.broken) is not None:
-        # A record did not become durable, or the run is not ours: leave it as the store has it.
+        # A record did not become durable, or the run is no longer ours: leave it as it is stored.
         if not isinstance(broken, LeaseLost):
             await log_failure(host.release())
         return outcome_of(broken)
     assert result is not None, "a run of durable.run waits in memory"
+    # A failed run stays, so that the next call can continue it.
     delete = result.ok and not request.keep and not is_undone
     if is_undone:
         outcome = _rolled_back(host, result, failure)

@@ -1,4 +1,4 @@
-"""One store as one process uses it: its committer, and the leases of all runs active here."""
+"""A process's use of a store: its committer, and the leases of all active runs."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_TTL = timedelta(seconds=30)
 
-# By the time to live, too: all leases of a session are renewed by one request, for the same time.
+# Also by time to live, because one request renews all leases of a session for the same time.
 _sessions: dict[tuple[int, int, timedelta], "Session"] = {}
 _watchers: list[tuple[Store, asyncio.AbstractEventLoop, Callable[[str], None]]] = []
 _default: list[Store] = []
@@ -59,7 +59,7 @@ class Leased(Protocol):
         ...
 
     def lose(self) -> None:
-        """Stop: another process owns it now."""
+        """Stop, because another process owns it."""
         ...
 
 
@@ -70,7 +70,7 @@ class LeasedRun(Leased, Protocol):
     def entries(self) -> int: ...
 
     def message_came(self) -> None:
-        """Look into the inbox."""
+        """Check the inbox."""
         ...
 
     def steps_in_flight(self) -> Sequence[StepInFlight]:
@@ -81,9 +81,9 @@ class LeasedRun(Leased, Protocol):
 class Session:
     """What the runs of one store and event loop share.
 
-    As a context manager it counts its users: its tasks end with the last of them. `running` counts
-    the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` what wakes
-    the workers.
+    As a context manager, it counts its users; its tasks end with the last of them. `running` counts
+    the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` are the
+    functions that wake workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -117,7 +117,8 @@ class Session:
         self._users -= 1
         if self._users:
             return
-        # Before anything is awaited: whatever needs a session while this one closes gets another.
+        # Set before anything is awaited, so that code that needs a session in the meantime gets
+        # another one.
         self.idle = True
         if self.on_idle is not None:
             self.on_idle()
@@ -132,7 +133,7 @@ class Session:
 
     @property
     def committer(self) -> Committer:
-        """What every write goes through."""
+        """The committer, through which every write goes."""
         assert self._committer is not None, (
             "the session is not entered, or its store has no journal"
         )
@@ -140,13 +141,13 @@ class Session:
 
     @property
     def signals(self) -> Signals:
-        """What sends the messages of programs."""
+        """Sends the signals of programs."""
         if self._signals is None:
             self._signals = Signals(require_inbox(self.store, "signal").send)
         return self._signals
 
     async def acquire(self, request: LeaseRequest) -> Grant | Refusal:
-        """Return a lease or a refusal; a caller that is cancelled holds no lease.
+        """Return a lease or a refusal; a cancelled caller holds no lease.
 
         The lease of a process on this machine that no longer exists is taken over at once.
         """
@@ -159,7 +160,7 @@ class Session:
         return await self.with_inbox(answer) if isinstance(answer, Grant) else answer
 
     async def with_inbox(self, grant: Grant) -> Grant:
-        """Return the grant with all messages: it came with the first page of them.
+        """Return the grant with all messages; it came with only the first page.
 
         If they cannot be read, or the caller is cancelled, the lease is released.
         """
@@ -173,13 +174,13 @@ class Session:
         return replace(grant, inbox=tuple(messages))
 
     async def read_inbox(self, run_id: str, known: Sequence[Message] = ()) -> list[Message]:
-        """Return a run's unconsumed messages, page by page after those that are known."""
+        """Read a run's unconsumed messages, page by page, after the known ones."""
         messages = list(known)
         while can_inbox(self.store):
             last = messages[-1].id if messages else None
             page = await self.store.inbox(run_id, after=last, limit=INBOX_PAGE)
             messages += page
-            # Only a short page is the last one: messages may arrive while the others are read.
+            # Only a short page is the last one: messages may arrive while pages are read.
             if len(page) < INBOX_PAGE:
                 break
         return messages
@@ -192,7 +193,8 @@ class Session:
                 return await finish(detached(self._acquire_alone(request)))
             except Interrupted as interrupted:
                 if isinstance(interrupted.answer, Grant):
-                    # Its caller is gone: no process would drive the run before the lease expires.
+                    # The caller is gone, so no process would execute the run until the lease
+                    # expires.
                     await self._release(interrupted.answer.lease)
                 raise asyncio.CancelledError from None
 
@@ -203,7 +205,7 @@ class Session:
     async def _release(self, lease: Lease) -> None:
         try:
             await require_lease(self.store).release([lease])
-        except Exception as error:  # noqa: BLE001  # the caller is told that it was cancelled
+        except Exception as error:  # noqa: BLE001  # the caller sees the cancellation
             logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
 
     def hold(self, run: LeasedRun) -> None:
@@ -219,9 +221,9 @@ class Session:
             self._renewer = detached(self._renew())
 
     def drop(self, run: LeasedRun) -> None:
-        """Renew the lease of this run no longer."""
-        # A host that ends late must not drop the next one: this process may have leased the run
-        # again by then.
+        """Stop renewing the lease of this run."""
+        # A host that ends late must not drop its successor: this process may have leased the run
+        # again.
         if self._runs.get(run.id) is run:
             del self._runs[run.id]
 
@@ -231,7 +233,7 @@ class Session:
         self._start_renewer()
 
     def forget(self, permit: Permit) -> None:
-        """Renew the lease of a permit no longer."""
+        """Stop renewing the lease of a permit."""
         if self._permits.get(permit.id) is permit:
             del self._permits[permit.id]
 
@@ -250,28 +252,28 @@ class Session:
             self._limits.permits.set_numbers(numbers)
 
     def step_limits(self) -> list[PermitLimit]:
-        """Return the limits that steps had to keep to so far."""
+        """Return the limits that steps have used so far."""
         return [] if self._limits is None else self._limits.known
 
     def poke(self, run_id: str) -> None:
-        """Make a run that is active here look for messages."""
+        """Make an active run check its inbox."""
         if (run := self._runs.get(run_id)) is not None:
             run.message_came()
 
     def leased(self, run_ids: Iterable[str]) -> list[LeasedRun]:
-        """Return those of the runs that are active here."""
+        """Return the runs among these that are active here."""
         return [run for run_id in run_ids if (run := self._runs.get(run_id)) is not None]
 
     def entries_of(self, run_id: str) -> int:
-        """Return how many entries a run that is active here has written since it was leased."""
+        """Return how many entries an active run has written since it was leased."""
         run = self._runs.get(run_id)
         return 0 if run is None else run.entries
 
     async def catch_up(self) -> None:
-        """Renew leases that are long overdue because the event loop was blocked or the store
-        unavailable.
+        """Renew leases whose renewal is long overdue.
 
-        A worker that looks for orphans does this first, so as not to claim its own runs.
+        The event loop may have been blocked, or the store unavailable. A worker does this before it
+        looks for orphans, so as not to claim its own runs.
         """
         overdue = self.lease_ttl.total_seconds() * 2 / 3
         is_renewing = self._runs or self._permits
@@ -279,7 +281,7 @@ class Session:
             await self._renew_once()
 
     async def _renew(self) -> None:
-        # A third of the time to live: two renewals may fail before a lease is lost.
+        # A third of the time to live, so that two renewals may fail before a lease is lost.
         pause = self.lease_ttl / 3
         while True:
             await self.clock.sleep(pause)
@@ -287,15 +289,15 @@ class Session:
                 await self._renew_once()
                 pause = self.lease_ttl / 3
             except StoreError as error:
-                # More often than before: the leases have two thirds of their time left.
+                # More often, because the leases have only two thirds of their time left.
                 pause = self.lease_ttl / 12
                 logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
 
     async def _renew_once(self) -> None:
         async with self._renewing:
             started = self.clock.monotonic()
-            # A copy: runs come and go while the store answers. One that was given up by then is
-            # answered as lost, which no longer matters to it.
+            # A copy, because runs come and go while the store replies. A run that was released in
+            # the meantime is reported as lost, which no longer matters.
             held: list[Leased] = [*self._runs.values(), *self._permits.values()]
             leased = [(each, each.lease) for each in held if each.lease is not None]
             renewed: Sequence[Lease | None] = ()
@@ -304,7 +306,7 @@ class Session:
                     renewed = await require_lease(self.store).renew(
                         [lease for _, lease in leased], self.lease_ttl
                     )
-            # The time before the request: leases run from when the store received it, or later.
+            # The time before the request, because leases count from when the store received it.
             self._renewed = started
         for (each, _), lease in zip(leased, renewed, strict=True):
             if lease is None:
@@ -320,7 +322,8 @@ def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
     loop = asyncio.get_running_loop()
     key = (id(store), id(loop), lease_ttl)
     session = _sessions.get(key)
-    # A loop that was closed during a run may have left its session, and its address.
+    # A loop that was closed during a run may have left its session behind, and a new loop may have
+    # the same id.
     if session is None or session.idle or session.loop is not loop:
         session = _sessions[key] = Session(store, clock, lease_ttl)
         session.on_idle = lambda: _sessions.pop(key, None)
@@ -328,9 +331,9 @@ def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
 
 
 def wake_workers(store: Store) -> None:
-    """Wake the workers of this event loop: a run of the store has become due.
+    """Wake the workers of this event loop, because a run of the store has become due.
 
-    They would find it by polling, or by a notification of the store, but later.
+    They would otherwise find it later, by polling or by a notification of the store.
     """
     for session in _sessions_of(store):
         for wake in session.workers:
@@ -338,9 +341,9 @@ def wake_workers(store: Store) -> None:
 
 
 def poke(store: Store, run_ids: Iterable[str]) -> None:
-    """Make runs that are active in this event loop look for messages, at once.
+    """Make runs that are active in this event loop check their inboxes at once.
 
-    In other processes they find out when they renew their leases.
+    Runs in other processes notice when their leases are renewed.
     """
     for session in _sessions_of(store):
         for run_id in run_ids:
@@ -351,7 +354,7 @@ def poke(store: Store, run_ids: Iterable[str]) -> None:
 def notified_of_settled_runs(store: Store, notify: Callable[[str], None]) -> Generator[None]:
     """Call `notify` with the id of each run of the store that is settled in this event loop.
 
-    Callers that wait for runs would find out by polling, but later.
+    Callers that wait for runs would otherwise notice later, by polling.
     """
     watcher = (store, asyncio.get_running_loop(), notify)
     _watchers.append(watcher)
@@ -363,7 +366,7 @@ def notified_of_settled_runs(store: Store, notify: Callable[[str], None]) -> Gen
 
 def notify_watchers(store: Store, run_id: str) -> None:
     """Notify callers in this event loop that a run was settled."""
-    # Mostly there are none: each run that is settled asks.
+    # Usually there are none, and this is called for every settled run.
     if _watchers:
         loop = asyncio.get_running_loop()
         for watched, its_loop, notify in tuple(_watchers):
@@ -383,7 +386,7 @@ def _sessions_of(store: Store) -> list[Session]:
 
 
 def default_store() -> Store:
-    """Return this process's own memory store, for calls that name no store."""
+    """Return this process's memory store, for calls without a store."""
     if not _default:
         from perdure.stores.memory import MemoryStore
 
@@ -400,7 +403,7 @@ def check_lease_ttl(lease_ttl: Duration) -> timedelta:
 
 
 class store_errors:  # noqa: N801  # a context manager, like contextlib.suppress
-    """Turns what a user's own store raises into a `StoreError` that says what failed."""
+    """Turns exceptions of a user's own store into a `StoreError` that says what failed."""
 
     __slots__ = ("_doing", "_store")
 

@@ -1,4 +1,4 @@
-"""Signals of one process that are sent at the same time share a write."""
+"""Signals that one process sends at the same time share a write."""
 
 import asyncio
 from collections import deque
@@ -19,11 +19,11 @@ class _Pending(NamedTuple):
 
 
 class Signals:
-    """Sends messages; those that arrive during a write go out together with the next one.
+    """Sends messages; those that arrive during a write are sent together with the next one.
 
-    Unlike the queues of the committer, this one never sends a message again: one without a
-    `dedup_id` would be there twice. A caller that is cancelled withdraws its message, unless that
-    is being written.
+    Unlike the queues of the committer, this one never sends a message again: without a `dedup_id`,
+    it would be there twice. A cancelled caller withdraws its message, unless it is already being
+    written.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Signals:
             while batch := self._next_batch():
                 await self._send_batch(batch)
         except asyncio.CancelledError:
-            # The event loop is about to close: callers must not wait for it.
+            # The event loop is about to close, so callers must not wait any longer.
             for pending in self._waiting:
                 pending.receipt.cancel()
             self._waiting.clear()

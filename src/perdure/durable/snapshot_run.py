@@ -18,8 +18,8 @@ from perdure.store import Grant, Rest, require_transaction
 class SnapshotRun(RunHost):
     """A run on a store without a journal: each record saves the whole snapshot.
 
-    Saves never overtake each other: records that arrive during one are saved together by the next.
-    A record is in the snapshot that is being saved before it is in the history.
+    Saves never overtake each other: records that arrive during a save are saved together by the
+    next one. A record is part of the saved snapshot before it is published in the history.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SnapshotRun(RunHost):
 
     async def persist(self) -> None:
         """Save the snapshot as it is now, unless another call has saved it in the meantime."""
-        # In a task of its own: a save that is cut off may or may not have been written.
+        # In a separate task, because a cancelled save may or may not have been written.
         await finish(detached(self._save_changes()))
 
     async def _save_changes(self) -> None:
@@ -55,7 +55,7 @@ class SnapshotRun(RunHost):
         async with self._saving:
             if self._saved >= mine:
                 return
-            # Not `mine`: all that changed while the previous save was under way is in this one.
+            # Not `mine`: this save includes everything that changed during the previous one.
             upto = self._changes
             await self._save(self.running())
             self._saved = upto
@@ -81,7 +81,7 @@ class SnapshotRun(RunHost):
     async def settle(
         self, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
     ) -> bytes:
-        """Save the whole snapshot, or delete it, and give up the lease."""
+        """Save the whole snapshot, or delete it, and release the lease."""
         data = b""
         if rest.delete:
             with store_errors(self.session.store, f"delete run {self.id!r}"):
@@ -89,6 +89,6 @@ class SnapshotRun(RunHost):
         else:
             data = await self._save(block)
         # After the save: if this process dies in between, the lease expires, and the next owner
-        # finds how the run was left.
+        # finds the saved state.
         await self.release()
         return data

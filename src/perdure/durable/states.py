@@ -1,4 +1,4 @@
-"""Stored runs of `durable.run`: does one exist, which are unfinished, and deleting them."""
+"""Check for, list and delete stored runs of `durable.run`."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ async def _is_pending(store: Store, line: RunSummary) -> bool:
 
 
 async def clear_state(store: Store, /) -> int:
-    """Delete every run of the store (of its prefix); return how many."""
+    """Delete every run of the store, within its prefix; return how many."""
     check_store(store)
     count = 0
     while page := await store.list(limit=100):

@@ -1,7 +1,7 @@
-"""The limits of steps: each attempt waits, in memory, until there are permits for it.
+"""The limits of steps: each attempt waits in memory until there are permits for it.
 
-The attempts of this process wait in one line for each limit. What the first of them needs is
-claimed together with what the others need, in one call.
+For each limit, the attempts of this process wait in line. One call claims the permits for all of
+them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class _Waiter:
 
 
 class _Line:
-    """The attempts that wait for one limit, and what claims permits for them."""
+    """The attempts that wait for one limit, and the task that claims permits for them."""
 
     def __init__(self, permits: Permits, limit: PermitLimit) -> None:
         self.limit = limit
@@ -35,7 +35,7 @@ class _Line:
         pool.on_free = self._on_free
 
     async def wait(self, units: int, on_lost: Callable[[], object]) -> Hold:
-        """Return the units as soon as they are claimed."""
+        """Wait until the units are claimed, and return them."""
         hold = Hold()
         hold.on_lost = on_lost
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class _Line:
         try:
             await answer
         except asyncio.CancelledError:
-            # The units may have been taken for it in the same iteration of the event loop.
+            # The units may have been assigned to it in the same iteration of the event loop.
             hold.end()
             raise
         return hold
@@ -59,14 +59,14 @@ class _Line:
             self.task = detached(self._claim_until_done())
 
     async def _claim_until_done(self) -> None:
-        """Claim what is waited for; return what no attempt needs."""
+        """Claim permits for the waiting attempts; return permits that none of them needs."""
         while True:
             self._freed.clear()
             try:
                 await self._claim()
             except Exception as error:  # noqa: BLE001  # raised to the callers
                 self._fail(error)
-            # Whatever is left is too little for the first in line: another process may need it.
+            # What is left is too little for the first in line, and another process may need it.
             await self._permits.return_idle([self.pool])
             if self._waiting:
                 await self._pause()
@@ -88,7 +88,7 @@ class _Line:
             self._drop_cancelled()
 
     def _cost(self, waiter: _Waiter) -> int:
-        # More than a lowered limit has would wait forever.
+        # Waiting for more than a lowered limit has would take forever.
         return min(waiter.units, self.pool.limit.n)
 
     def _drop_cancelled(self) -> None:
@@ -116,14 +116,14 @@ class _Line:
 
 
 class StepLimits:
-    """The limits of all steps of one store that are under way in this process."""
+    """The limits of all steps of a store that are in flight in this process."""
 
     def __init__(self, permits: Permits) -> None:
         self.permits = permits
         self._lines: dict[str, _Line] = {}
 
     async def wait(self, cost: Cost, on_lost: Callable[[], object]) -> Hold:
-        """Return the units that an attempt costs as soon as they are claimed."""
+        """Wait until the units that an attempt costs are claimed, and return them."""
         limit = step_limit(cost.limit)
         line = self._lines.get(limit.name)
         if line is None:
@@ -133,11 +133,11 @@ class StepLimits:
 
     @property
     def known(self) -> list[PermitLimit]:
-        """The declared limits that steps had to keep to so far."""
+        """The declared limits that steps have used so far."""
         return [line.limit for line in self._lines.values()]
 
     async def close(self) -> None:
-        """Return all permits: no step is under way."""
+        """Return all permits, because no step is in flight."""
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         for task in tasks:
             await asyncio.wait([task])

@@ -1,17 +1,17 @@
-"""The durable waits of one run, and the decision when the run leaves memory.
+"""The durable waits of a run, and the decision when the run leaves memory.
 
-A wait is spent here, in memory, until its time or its event comes or the run is suspended. The
-watcher suspends the run when all of this holds:
+A wait is kept here, in memory, until its time or event comes, or until the run is suspended. The
+watcher suspends the run when all of the following hold:
 
 1. it is live: neither broken off nor over;
 2. at least one branch is parked in a wait, and the next wake time is more than `suspend_after`
    away, or the run is being paused;
 3. nothing is in flight: no step, no transaction, no record being written. A wait whose time or
    event has come counts as in flight until its record is durable;
-4. every other branch waits for branches or for an asyncio primitive. If one awaits something that
-   is not recognised, the run is suspended after `suspend_after` in which no such branch ran, and a
-   warning names the place. If such branches keep running, the run stays in memory, and a warning
-   says so once.
+4. every other branch waits for branches or for an asyncio primitive. If a branch awaits something
+   unknown, the run is suspended once no such branch has run for `suspend_after`, and a warning
+   names the place. If such branches keep running, the run stays in memory, and a warning says so
+   once.
 
 So a suspension cuts off no step and no write. What else the function was awaiting is cancelled with
 it, and awaited again when the run resumes.
@@ -46,7 +46,7 @@ _STEADY = 5
 _TURNS = 20
 _MOST_TURNS = 10_000
 _PATIENCE = 10
-"""How many times `suspend_after` a run may be kept from leaving memory before that is logged."""
+"""After how many times `suspend_after` it is logged that a run cannot leave memory."""
 
 
 class PendingBranch:
@@ -65,9 +65,9 @@ class PendingBranch:
 
 
 class Suspension:
-    """The waits of one run. `suspend_after` None: the run never leaves memory.
+    """The waits of a run. If `suspend_after` is None, the run never leaves memory.
 
-    With `always_replay` a run is suspended as soon as it can be, whatever its branches await.
+    With `always_replay`, the run is suspended as soon as possible, whatever its branches await.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Suspension:
         self._watcher: asyncio.Task[None] | None = None
 
     async def wait(self, wait: PendingWait) -> Answer:
-        """Wait for the time or the event; return the message that came."""
+        """Wait for the time or the event; return the message, if one came."""
         task = asyncio.current_task()
         assert task is not None, "a wait is awaited in a task"
         pending = PendingBranch(task, wait, self._inbox.reads)
@@ -121,7 +121,7 @@ class Suspension:
         self.changed()
 
     def look(self) -> None:
-        """Read the inbox, in which a message may have arrived."""
+        """Check the inbox, where a message may have arrived."""
         self._message_came = True
         self._poll = POLL
         self.changed()
@@ -132,7 +132,7 @@ class Suspension:
         self.changed()
 
     def changed(self) -> None:
-        """Look again, since a branch parked, a call ended or a message arrived."""
+        """Check again, because a branch was parked, a call ended or a message arrived."""
         self._stale = True
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
@@ -149,7 +149,7 @@ class Suspension:
         if self._watcher is None:
             self._branches.on_change = self.changed
             watcher = detached(self._watch())
-            # An eager task may have ended already.
+            # An eager task may already have ended.
             self._watcher = None if watcher.done() else watcher
         self.changed()
         try:
@@ -158,7 +158,7 @@ class Suspension:
             if self._pending.pop(pending.wait["id"], None) is not None:
                 self._branches.unpark(pending.task)
             if pending.message is not None:
-                # Cancelled while its message was handed out: the next wait receives it.
+                # Cancelled after its message was handed out: the next wait must receive it.
                 self._inbox.put_back(pending.message)
             raise
 
@@ -171,14 +171,14 @@ class Suspension:
             waiting.append(pending)
         if pending.wake_at is not None:
             heappush(self._by_time, (pending.wake_at, next(self._order), pending))
-            # A crash may make a short wait longer, and nothing is lost by that; a long one keeps
-            # its deadline.
+            # Only long waits store their deadline: after a crash, a short wait simply takes a
+            # little longer.
             horizon = self._clock.now() + (self._suspend_after or POLL)
             self._unsaved_deadline |= pending.wake_at > horizon
 
     def _resolve_at_once(self, pending: PendingBranch) -> bool:
-        # Messages before time: an event that was delivered in time wins over a deadline that has
-        # passed in the meantime.
+        # Messages come before time: an event that was delivered in time wins over a deadline that
+        # has passed in the meantime.
         message = next((each for each in self._inbox if each.name == pending.event), None)
         if message is not None:
             self._inbox.hand_out(message)
@@ -188,10 +188,10 @@ class Suspension:
         return pending.answer.done()
 
     def _known_until(self, pending: PendingBranch) -> datetime:
-        """Return the time before which this wait would have been answered.
+        """Return the time up to which all events for this wait are known.
 
-        An event may have been delivered before a time-out and not been read yet: the wait times out
-        only when the inbox was read after its deadline.
+        An event may have been delivered before a timeout but not read yet, so the wait times out
+        only once the inbox was read after its deadline.
         """
         if pending.event is None:
             return self._clock.now()
@@ -203,16 +203,18 @@ class Suspension:
                 self._stale = False
                 if await self._can_suspend():
                     if self._run.live:
-                        # A branch may be held before a step that passes a token on, or, with
+                        # A branch may be held before a step that sends out a token or, with
                         # `always_replay`, after the record of the answer.
                         asks, waits = self._run.open_asks, self._run.history.waits
                         held = {id: wait for id, wait in asks.items() if id in waits}
                         parked = {each.wait["id"]: each.wait for each in self._pending.values()}
+                        # Stored with the rest of the run: these waits decide when it wakes up.
                         self.suspended = list({**held, **parked}.values())
                         self._run.break_off(Suspended())
                     return
                 if self._unsaved_deadline:
-                    # While the run stays in memory: after a crash the wait must not start over.
+                    # The run stays in memory for now, but after a crash the wait must not start
+                    # over.
                     self._unsaved_deadline = False
                     await self._persist()
                 await self._wait_for_change()
@@ -264,9 +266,9 @@ class Suspension:
     async def _branches_are_quiet(self) -> bool:
         """Let ready branches run; return whether all branches wait.
 
-        Between the end of one branch and the wake-up of another that waits for it, asyncio calls
-        callbacks, an iteration of the event loop each. Only a state that stays quiet for several
-        iterations is stable.
+        Between the end of one branch and the wake-up of another that waits for it, asyncio runs
+        callbacks, each in an iteration of the event loop. So only a state that stays quiet for
+        several iterations is stable.
         """
         turns = _MOST_TURNS if self._always_replay else _TURNS
         quiet = 0
@@ -333,7 +335,7 @@ class Suspension:
         return self._by_time[0][0] if self._by_time else None
 
     def _is_pending(self, pending: PendingBranch) -> bool:
-        # A wait that was cancelled stays in the table until its task runs.
+        # A cancelled wait stays in the table until its task runs.
         is_known = self._pending.get(pending.wait["id"]) is pending
         return is_known and not pending.answer.done()
 
@@ -346,7 +348,7 @@ class Suspension:
         self._message_came = self._inbox.is_stale
 
     def _resolve(self) -> None:
-        """Hand out messages in the order they were sent, then let times pass."""
+        """Hand out messages in the order they were sent, then time out waits."""
         for message in self._inbox:
             if (pending := self._next_for(message.name)) is not None:
                 self._inbox.hand_out(message)
@@ -358,7 +360,7 @@ class Suspension:
             if wake_at <= self._known_until(entry[2]):
                 self._wake(entry[2], None)
             else:
-                # Its event may have been sent in time: the inbox is read first.
+                # Its event may have been sent in time, so read the inbox first.
                 late.append(entry)
         for entry in late:
             heappush(self._by_time, entry)
@@ -373,15 +375,15 @@ class Suspension:
         return None
 
     def _wake(self, pending: PendingBranch, answer: Answer) -> None:
-        # In flight from here, not from when its task runs: otherwise the run could be suspended
-        # between the two, with the message handed out and no record of it.
+        # In flight from now on, not only when its task runs: otherwise the run could be suspended
+        # in between, with the message handed out but not recorded.
         del self._pending[pending.wait["id"]]
         self._branches.unpark(pending.task)
         pending.answer.set_result(answer)
 
 
 def received(message: Message) -> Received:
-    """Return a message as a wait receives it."""
+    """Convert a message to what a wait receives."""
     return Received(message.id, codec.decode(codec.loads(message.payload)), message.sent_at)
 
 

@@ -1,8 +1,8 @@
-"""One run in memory: whether it continues, where its branches are held, what it publishes.
+"""A run in memory: whether it can continue, where its branches are held, what it publishes.
 
-A run is *live* until it is broken off or over. What cannot be recorded breaks it off: every later
-step raises the same error, whatever the function catches. So does a suspension, which is how a run
-leaves memory: its function is unwound, and called again later.
+A run is *live* until it is broken off or over. An error that keeps a step from being recorded
+breaks the run off: every later step raises the same error, whatever the function catches. A
+suspension also breaks the run off: its function is unwound, and called again later.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from perdure.snapshot import PendingWait
 
 
 class ActiveRun:
-    """A run that is being executed, with its history and, if a store has it, its host.
+    """A run that is being executed, with its history and, if it is stored, its host.
 
     `gated` says that a call without a record has to pass `gate` before it begins. The run is
     `pausing` if none may begin, and `replays_only` if the function is called only to learn how its
@@ -67,7 +67,7 @@ class ActiveRun:
     ) -> None:
         self.workflow, self.run_id = workflow, run_id
         self.history, self.host = history, host
-        # All times of the run come from one reading of the clock, and what has passed since.
+        # All times of the run derive from one reading of the clock and the time elapsed since.
         self.clock = clock if isinstance(clock, SyncedClock) else SyncedClock(clock, clock.now())
         self.random = random
         self.branches = Branches()
@@ -96,14 +96,14 @@ class ActiveRun:
         return self._broken
 
     def check_live(self, id: str) -> None:
-        """Raise if nothing can be recorded any more: the run was broken off, or is over."""
+        """Raise if nothing can be recorded any longer: the run was broken off, or is over."""
         if self._broken is not None:
             raise self._broken
         if self._over:
             raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
 
     def refuse(self, id: str) -> None:
-        """Raise for a call that begins too late; log the first one of a run that is unwound."""
+        """Raise for a call that comes too late; log the first one while a run is unwound."""
         is_unwound = self.branches.cancelled and not self._over
         if is_unwound and not self._warned and is_unwinding(self._broken):
             self._warned = True
@@ -115,19 +115,19 @@ class ActiveRun:
         self._over = True
 
     def break_off(self, error: BaseException) -> BaseException:
-        """Make `error` the answer of every step from now on, and return it to be raised."""
-        # The first error stays: what is raised later is usually its consequence.
+        """Make every step raise `error` from now on, and return it for the caller to raise."""
+        # The first error wins: later errors are usually its consequences.
         if self._broken is None:
             self._broken = error
-            # Without a host the function belongs to the caller's task, which is not ours to cancel.
+            # Without a host, the function runs in the caller's task, which is not ours to cancel.
             if self.host is not None:
                 self.branches.cancel()
         return self._broken
 
     def begin_again(self, data: object) -> None:
-        """Break the run off to continue as new with this input, after what is in flight has ended.
+        """Break the run off to continue as new with this input, once nothing is in flight.
 
-        Its records are dropped, but a step that is cut off would have half an effect.
+        Its records will be dropped, but an interrupted step could leave half of its effect behind.
         """
         if self._broken is None:
             self._broken = ContinuedAsNew(data)
@@ -142,22 +142,22 @@ class ActiveRun:
 
     @property
     def stops(self) -> bool:
-        """Whether the calling branch must not get further than its records."""
+        """Whether the calling branch must not go beyond its records."""
         scope = SCOPE.get()
         return self.replays_only or (scope is not None and scope.is_closed)
 
     async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
-        """Stop a call that has no record, where none may begin; a wait may begin during a pause."""
-        # A scope is closed while its own undos run.
+        """Stop a call without a record if it may not begin; waits may begin during a pause."""
+        # A scope is closed while its undos run, but these must pass.
         if (scope := SCOPE.get()) is not None and call.kind != "undo":
             await scope.stop(call)
         if self.pausing and not is_wait:
             await self.hold(call)
 
     async def admit(self, call: StepCall) -> None:
-        """Return when a step that has no record may begin, which a person may have to approve."""
+        """Wait until a step without a record may begin, including any approval it needs."""
         if call.gate is not None:
-            # Before the question is asked, and again when it is answered, which may be days later.
+            # Checked before the question is asked, and again after the answer, which may take days.
             if self.gated:
                 await self.gate(call)
             await call.gate(self, call)
@@ -165,7 +165,7 @@ class ActiveRun:
             await self.gate(call)
 
     async def hold(self, call: StepCall) -> None:
-        """Stop the calling branch at a step that is not to begin: the run is being paused."""
+        """Stop the calling branch before a step that must not begin while the run is paused."""
         if self._broken is not None or self._over:
             self.refuse(call.id)
         assert self.host is not None, "only a host pauses a run"
@@ -182,23 +182,25 @@ class ActiveRun:
             call.undo_retry = scope.retry
 
     def find_undo(self, call: StepCall) -> None:
-        """Remember how a step is undone whose record is not asked for."""
+        """Remember how a step is undone, even if its record is not used."""
         key = self.history.find(call.path, call.call)
         if key is not None and call.undo is not None:
             self.add_undo(call, key)
 
     async def spend(self, wait: PendingWait) -> Received | None:
-        """Spend a durable wait, and close it; return the message that came."""
+        """Perform a durable wait and close it; return the message, if one came."""
         try:
             answer = await self._wait(wait)
         except asyncio.CancelledError:
             if self.live:
-                # The function cancelled the wait; a suspension would have broken the run off first.
+                # The function itself cancelled the wait; a suspension would have broken the run off
+                # first.
                 self.history.close_wait(wait["id"])
             raise
-        except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
+        except Exception as error:  # noqa: BLE001  # the wait is impossible
             raise self.break_off(error) from error.__cause__
-        # Not yet durable: the record of the call and the end of its wait are one write.
+        # This is not durable yet: one write will contain both the record of the call and the end of
+        # its wait.
         self.history.close_wait(wait["id"])
         return answer
 

@@ -1,8 +1,8 @@
-"""What a branch of a run has yet to come to, of all that is stored of the run.
+"""Whether a branch has recorded work ahead of it.
 
 A branch has recorded work ahead if there are records or open waits of calls that it has not made
-yet, or of branches that it has not created yet. Only the order of the program counts, never which
-call of which branch happens to answer first: a replay finds the same.
+yet, or of branches that it has not created yet. Only the order of the program counts, never the
+order in which calls of different branches are answered, so a replay finds the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from perdure.engine.branches import Branch, split_path
 
 
 class Mark(NamedTuple):
-    """A call of a branch, or a branch below it, of which something is stored."""
+    """A call of a branch, or a branch below it, with a stored record or wait."""
 
     call: str
     key: str = ""
@@ -20,11 +20,11 @@ class Mark(NamedTuple):
 
 
 class Ahead:
-    """The calls that are stored, by branch: each with the key of its record, if it has one.
+    """The stored calls by branch, each with the key of its record, if it has one.
 
-    A branch never takes a call back: marks that it has passed are not looked at again, so that
-    asking often costs no more than the marks there are. Threads may ask, too: one that counts less
-    far than another only repeats its work.
+    A branch never takes a call back, so marks that it has passed are not checked again: however
+    often this is asked, the total cost is linear in the number of marks. Threads may ask too: a
+    race between two of them only repeats some work.
     """
 
     __slots__ = ("_is_asked", "_marks", "_passed")
@@ -41,7 +41,7 @@ class Ahead:
         self._passed: dict[str, int] = {}
 
     def is_before(self, branch: Branch) -> bool:
-        """Return whether the branch has yet to come to something that is stored."""
+        """Return whether the branch has stored calls ahead of it."""
         marks = self._marks.get(branch.path, ())
         n = self._passed.get(branch.path, 0)
         while n < len(marks) and self._is_passed(branch, marks[n]):
@@ -54,13 +54,13 @@ class Ahead:
             return branch.has_called(mark.call) or self._is_asked(mark.key)
         if mark.call.isdecimal():
             return int(mark.call) <= branch.children
-        # Named after the call that creates it; those of a race have a mark at their end.
+        # A branch is named after the call that creates it; the branches of a race have a suffix.
         names = (split_path(part)[1] for part in (mark.call, mark.call.removesuffix(">")))
         return any(branch.has_called(name) for name in names)
 
 
 def _marks(path: str, mark: Mark) -> Iterator[tuple[str, Mark]]:
-    """Yield each branch from this one up to the root, with what it has yet to come to."""
+    """Yield each branch from this one up to the root, with its mark."""
     yield path, mark
     while path:
         path, _, part = path.rpartition("/")

@@ -66,7 +66,7 @@ def step(
 
     The step has the name of the function, or `name`. Outside a run, a call just calls the function.
     Inside the function of another step it raises `NestedStep`. `retry`, `timeout`, `approve`,
-    `errors` and `undo` are those of a step, and also apply where the function is passed to
+    `errors` and `undo` are the options of a step, and also apply where the function is passed to
     `step(…)` or `step.map`; `approve` also in `step.transaction`.
     """
     if name is not None:
@@ -89,8 +89,8 @@ def _check_function(fn: Any, name: str | None) -> str:
     """Return the name of the step that a function becomes."""
     if not inspect.iscoroutinefunction(fn) or hasattr(fn, "durable_step"):
         hint = (
-            "A call of a plain function would have to be awaited inside a run only: make it async, "
-            "or call it with step(…)"
+            "A call of a plain function would have to be awaited only inside a run: make it "
+            "async, or call it with step(…)"
         )
         raise InvalidArgument("fn", fn, "an async function that is not a step yet", hint)
     id: str | None = name or getattr(fn, "__name__", None)
@@ -102,12 +102,12 @@ def _check_function(fn: Any, name: str | None) -> str:
 def _decorated(
     fn: Callable[..., Any], id: str, decoration: Decoration
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
-    # Asked when first needed: annotations may name what is defined further down.
+    # Computed on first use: annotations may refer to names that are defined later.
     signature = cache(lambda: inspect.signature(fn))
     returns_result = cache(lambda: codec.returns_result(fn))
     has_options = decoration != Decoration(fn)
 
-    # Not async: the call gets its number when it is made, whenever it is awaited.
+    # Not async: the call must get its number when it is made, not when it is awaited.
     @wraps(fn)
     def call_step(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         run = current_execution()
@@ -132,9 +132,9 @@ def _bound(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> StepCall:
-    """Return a call with keyword arguments.
+    """Return a call with its arguments bound.
 
-    `charge(5)` and `charge(amount=5)` are the same call, and have the same fingerprint.
+    `charge(5)` and `charge(amount=5)` are the same call, with the same fingerprint.
     """
     bound = signature.bind(*args, **kwargs)
     if not bound.kwargs:
@@ -145,7 +145,7 @@ def _bound(
 
 
 async def _as_result(run: Execution, call: StepCall) -> Result[Any, Any]:
-    """Perform a call of a function that returns `Ok` or `Err`, and return what it returned."""
+    """Perform a call of a function that returns `Ok` or `Err`, and return that result."""
     try:
         return Ok(await run.perform(call))
     except StepFailed as failed:

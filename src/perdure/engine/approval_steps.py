@@ -75,10 +75,10 @@ class ApprovalSteps:
     ) -> Coroutine[object, None, Approval[Any]]:
         """Ask a person, and wait for the answer, which has `expired` after the timeout.
 
-        `to` is who is asked: open approvals are listed by it. `data` is shown with the question.
-        With `options`, one of them is chosen. `returns` is the type of `Approval.value`. When the
-        question is durable, `notify` is called with it, as a step whose idempotency key is the
-        token, and again after each `remind`. The first answer counts.
+        `to` is the addressee, by which open approvals can be listed. `data` is shown with the
+        question. With `options`, the person chooses one of them. `returns` is the type of
+        `Approval.value`. Once the question is durable, `notify` is called with it, as a step whose
+        idempotency key is the token, and again after each `remind`. The first answer counts.
         """
         facts = check_question(question, to, options, data)
         host = host_of(self._run, "step.approval")
@@ -87,7 +87,7 @@ class ApprovalSteps:
         )
         call = self._run.call(id, self.approval if notify is None else notify)
         call.kind, call.gate = "approval", None
-        # Not `Approval[returns]` for no type: a bare type variable is anything.
+        # Not `Approval[None]`: without a type, the value may be anything.
         call.returns = Approval if returns is None else Approval[returns]  # type: ignore[valid-type]
         return ask(self._run, call, host, asked)
 
@@ -123,8 +123,8 @@ class ApprovalSteps:
         """Wait for the answer of another system, and return it; raise `StepTimeout` after the
         timeout.
 
-        When the wait is durable, `start` is called with the `Callback`, whose token or URL the
-        other system answers to, as a step whose idempotency key is the token.
+        Once the wait is durable, `start` is called with the `Callback`, which has the token or URL
+        for the other system, as a step whose idempotency key is the token.
         """
         host = host_of(self._run, "step.callback")
         facts = {"id": "", "kind": "event", "ask": "callback"}

@@ -1,4 +1,4 @@
-"""Approvals and callbacks: what is asked, and what is made of the answer."""
+"""Approvals and callbacks: the requests, and what their answers turn into."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -24,8 +24,8 @@ _MAX_QUESTION = 10_000
 class Approval(msgspec.Struct, Generic[T], frozen=True):
     """The answer to a question.
 
-    `choice` is the option that was chosen, `value` what was answered beyond that. An approval that
-    has `expired` is not approved.
+    `choice` is the chosen option, `value` an additional answer. An approval that has `expired` is
+    not approved.
     """
 
     approved: bool
@@ -38,9 +38,9 @@ class Approval(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Callback(msgspec.Struct, frozen=True):
-    """An open wait, as the function that passes its token on sees it.
+    """An open wait, as passed to the function that sends out its token.
 
-    `reminder` counts from 0: the first call, then each reminder.
+    `reminder` is 0 in the first call, and then counts the reminders.
     """
 
     token: str
@@ -52,7 +52,7 @@ class Callback(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """The address that takes the answer, if the runtime was told where that is."""
+        """The URL that receives the answer, if the runtime has a `callback_url`."""
         if not self.base_url:
             raise PerdureError(
                 "there is no URL for answers: mount perdure.callbacks.CallbackApp(client) in a web "
@@ -62,7 +62,7 @@ class Callback(msgspec.Struct, frozen=True):
 
 
 class ApprovalRequest(Callback, frozen=True):
-    """An open approval, as `notify=` sees it: what is asked, and of whom."""
+    """An open approval, as passed to `notify=`: the question and the addressee."""
 
     question: str = ""
     to: str = ""
@@ -71,7 +71,7 @@ class ApprovalRequest(Callback, frozen=True):
 
 
 class Ask:
-    """What a wait asks, and what is made of the answer: for a callback, the value itself."""
+    """What a wait asks for, and how its answer is converted: for a callback, to its value."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Ask:
             raise InvalidArgument("remind", remind, "None, or a notify= beside it", hint)
 
     def request(self, run: Execution, wait: PendingWait, reminder: int) -> Callback:
-        """Return what the function that passes the token on is given."""
+        """Return the argument for the function that sends out the token."""
         expires = wait.get("expiresAt")
         return Callback(
             token_of(run.run_id, wait),
@@ -103,7 +103,7 @@ class Ask:
         )
 
     def value(self, call: StepCall, answer: Mapping[str, Any], at: datetime) -> Any:
-        """Return the value of the call for an answer, or raise what the call raises."""
+        """Return the value of the call for an answer, or raise its error."""
         if answer.get("expired"):
             seconds = 0.0 if self.timeout is None else self.timeout.total_seconds()
             raise StepTimeout(call.id, seconds)
@@ -114,7 +114,7 @@ class ApprovalAsk(Ask):
     """A question to a person."""
 
     def request(self, run: Execution, wait: PendingWait, reminder: int) -> Callback:
-        """Return what `notify=` is given."""
+        """Return the argument for `notify=`."""
         known = super().request(run, wait, reminder)
         return ApprovalRequest(
             *(known.token, known.run_id, known.id, known.base_url, known.expires_at, reminder),
@@ -125,7 +125,7 @@ class ApprovalAsk(Ask):
         )
 
     def value(self, call: StepCall, answer: Mapping[str, Any], at: datetime) -> Any:
-        """Return the answer, also one that has expired."""
+        """Return the answer, even if it has expired."""
         value = answer.get("value")
         return Approval(
             approved=bool(answer.get("approved")),
@@ -143,7 +143,7 @@ def _check_function(tell: Tell) -> Tell:
         raise InvalidArgument("notify", tell, "a function that takes the request, or None")
     decoration = undecorated(tell)[1]
     if decoration is not None and decoration.undo is not None:
-        hint = "A notification is not undone: do in a step of its own what has to be"
+        hint = "A notification is not undone: put what has to be undone into a separate step"
         raise InvalidArgument("notify", tell, "a function without undo=", hint)
     return tell
 
@@ -156,7 +156,7 @@ def _check_interval(remind: Duration) -> timedelta:
 
 
 def check_question(question: object, to: object, options: object, data: object) -> PendingWait:
-    """Return what is asked as part of a wait, or raise `InvalidArgument`."""
+    """Return the question as part of a wait, or raise `InvalidArgument`."""
     facts: PendingWait = {"id": "", "kind": "event", "ask": "approval"}
     expected = f"a non-empty string of at most {_MAX_QUESTION:,} characters"
     facts["question"] = _check_string(question, "question", expected, _MAX_QUESTION)
@@ -167,7 +167,7 @@ def check_question(question: object, to: object, options: object, data: object) 
     if choices := _check_options(options):
         facts["options"] = choices
     if data is not None:
-        # For people: as its fields, and what JSON cannot represent as text.
+        # For display: objects as their fields, and anything that JSON cannot represent as text.
         facts["data"] = codec.prepare(data, lambda: type(data), "data").data
     return facts
 

@@ -1,7 +1,7 @@
-"""What is recorded of a step's arguments, for people who look at the run.
+"""Record the arguments of steps, for people who look at the run.
 
-Nothing reads them again: whether a step is called with the arguments it was recorded with is
-decided by their fingerprint.
+The engine never reads them: a fingerprint decides whether a step is called with the same arguments
+as before.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from perdure.errors import CodecError, InvalidArgument
 Arguments: TypeAlias = Literal["off", "preview", "full"]
 
 PREVIEW = 256
-"""How many bytes of JSON the preview of a step's arguments has, about."""
+"""The approximate size of the preview of a step's arguments, in bytes of JSON."""
 
 
 def check_arguments(value: object, parameter: str) -> Arguments:
-    """Return how much of the arguments is recorded, or raise `InvalidArgument`."""
+    """Check how much of the arguments is recorded, or raise `InvalidArgument`."""
     choices: tuple[Arguments, ...] = get_args(Arguments)
     for choice in choices:
         if value == choice:
@@ -26,7 +26,7 @@ def check_arguments(value: object, parameter: str) -> Arguments:
 
 
 def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
-    """Return the arguments as JSON. In a preview, what does not fit is replaced by its size."""
+    """Return the arguments as JSON; in a preview, values that do not fit become their size."""
     kept: list[Any] = []
     room = PREVIEW if arguments == "preview" else None
     for value in args:

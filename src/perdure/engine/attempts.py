@@ -1,8 +1,8 @@
 """The attempts of one call: how often a step is tried, and what happens in between.
 
 A short delay between two attempts is spent in memory. A long one is a durable wait: the run may be
-suspended during it, and neither a crash nor a deployment starts the count again. The wait contains
-the number of the attempt that failed and its error, so that the run shows why it waits.
+suspended in the meantime, and neither a crash nor a deployment resets the count. The wait contains
+the number of the failed attempt and its error, so that the run shows why it waits.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,10 +28,10 @@ _MAX_ERROR = 1000
 
 
 async def attempts(run: ActiveRun, call: StepCall, once: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the value of the first attempt that succeeds, or how the last one failed."""
+    """Return the value of the first successful attempt, or the failure of the last one."""
     retry = call.retries
     if (wait := run.history.waits.get(call.wait_id())) is not None and wait["kind"] == "retry":
-        # The attempts of an earlier activation of the run count, and the delay began then.
+        # Attempts of an earlier activation count too, and the delay began in that activation.
         call.attempt = wait.get("attempt", 1)
         await run.spend(wait)
         call.attempt += 1
@@ -67,6 +67,8 @@ async def _pause(run: ActiveRun, call: StepCall, retry: Retry, failure: Exceptio
     if delay <= (LONG_DELAY if run.host is None else run.host.suspend_after):
         await run.clock.sleep(delay)
         return
+    # Stored with its attempt, so that another process continues the count instead of starting it
+    # over.
     wait: PendingWait = {
         "id": call.wait_id(),
         "kind": "retry",
@@ -78,7 +80,7 @@ async def _pause(run: ActiveRun, call: StepCall, retry: Retry, failure: Exceptio
 
 
 def _describe(failure: Exception) -> str:
-    """Return the class and message of a failure, for people who look at the run."""
+    """Describe a failure by its class and message, for people who look at the run."""
     text = f"{class_name(type(failure))}: {safe_text(failure)}".removesuffix(": ")
     return text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…"
 
@@ -91,7 +93,7 @@ async def attempt_once(run: ActiveRun, call: StepCall) -> Any:
         raise run.break_off(MissingAbility(NO_STORE, "queues", f"the limit of step {call.id!r}"))
     try:
         end = await run.host.permit(call.limit)
-    except Exception as error:  # noqa: BLE001  # whatever keeps it from being permitted
+    except Exception as error:  # noqa: BLE001  # no permit can be had
         # The step itself has not failed: it did not begin.
         raise run.break_off(error) from error.__cause__
     try:
@@ -101,12 +103,12 @@ async def attempt_once(run: ActiveRun, call: StepCall) -> Any:
             run.tell(StepStart, call, call.record_key)
         return await _invoke(run, call)
     finally:
-        # A permit that is not returned keeps others out until it expires.
+        # A permit that is not returned blocks others until it expires.
         end()
 
 
 async def _invoke(run: ActiveRun, call: StepCall) -> Any:
-    """Call the function of a step, for as long as one attempt may take."""
+    """Call the function of a step, within the timeout of one attempt."""
     if call.timeout is None:
         return await invoke(call.fn, call.args)
     after = call.timeout.after

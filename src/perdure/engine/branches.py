@@ -1,15 +1,15 @@
-"""Branches of a run: which line of the function's work calls a step, and what each line is doing.
+"""Branches of a run: which line of work calls a step, and what each of them is doing.
 
 A branch is an asyncio task that the workflow function started, by whatever means (`gather`,
-`TaskGroup`, `create_task`), or a part that `step.race` and its like named. Its path is made of
-creation order, which the program decides, never of completion order, which is not deterministic:
-two branches that call the same step ids and finish in any order replay right.
+`TaskGroup`, `create_task`), or a part that `step.race` and its like named. Its path is derived from
+creation order, which the program decides, never from completion order, which is not deterministic.
+So two branches that call the same step ids and finish in any order are replayed correctly.
 
 To see tasks at their creation, a task factory is wrapped around the loop's own while at least one
-run is active on that loop. Tasks that have nothing to do with a run pass through it untouched.
+run is active on that loop. Tasks that do not belong to a run are not affected.
 
-At any time the task of a branch is in one of these states, and a run may leave memory only when
-none is in the first two:
+The task of a branch is always in one of these states, and a run may leave memory only when no
+branch is in the first two:
 
 - in flight: in a step, a transaction or the write of a record (`begin` … `end`);
 - at work: in code of the workflow function itself, awaiting something unknown or nothing;
@@ -50,25 +50,26 @@ class Branch:
 
     def call(self, id: str) -> str:
         """Return the identity of the next call of `id` in this branch: `id`, `id#2`, `id#3` …"""
-        # Counted per id, not in all: a step that is added to the code does not move the others.
+        # Counted per id, not overall: adding a step to the code must not renumber the others.
         n = self.calls.get(id, 0) + 1
         self.calls[id] = n
-        # An id that looks like a repeated call always carries its count, so the two never meet.
+        # An id that itself looks like a repeated call always gets a count, so that the two never
+        # collide.
         return id if n == 1 and not ("#" in id and _ends_in_count(id)) else f"{id}#{n}"
 
     def has_called(self, call: str) -> bool:
-        """Return whether `call` returned this identity before."""
+        """Return whether `call` has already returned this identity."""
         if call in self.calls and not _ends_in_count(call):
             return True
         id, _, n = call.rpartition("#")
         return n.isdecimal() and self.calls.get(id, 0) >= int(n)
 
     def child(self, name: str = "") -> "Branch":
-        """Return a new branch below this one, by its name or by the order of creation."""
+        """Return a new branch below this one, identified by a name or by the order of creation."""
         self.has_children = True
         if name:
             return Branch(self.branches, join_path(self.path, name), self)
-        # Numbers and names never meet: `join_path` marks a name that looks like a number.
+        # Numbers and names never collide: `join_path` marks a name that looks like a number.
         self.children += 1
         path = f"{self.path}/{self.children}" if self.path else str(self.children)
         return Branch(self.branches, path, self)
@@ -76,14 +77,14 @@ class Branch:
     def below(self, call: str, executed_by: "Branch") -> "Branch":
         """Return the parent of the branches of a race that this branch called.
 
-        The path comes from the call, which is unique; another branch may have been given the call
-        and execute it, and is then the one that cancels it.
+        The path comes from the call, which is unique. But another branch may await the call, and
+        execute it; that branch then cancels it.
         """
         executed_by.has_children = True
         return Branch(self.branches, f"{join_path(self.path, call)}>", executed_by)
 
     def is_below(self, other: "Branch") -> bool:
-        """Return whether the other branch started this one, or a branch that did."""
+        """Return whether this branch is a descendant of the other one."""
         above = self.parent
         while above is not None and above is not other:
             above = above.parent
@@ -91,8 +92,8 @@ class Branch:
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Task:
         """Start `work` as this branch."""
-        # The task factory sees this position and lets the new task carry this branch instead of
-        # a numbered child of the current one.
+        # The task factory sees this position, and makes the new task carry this branch instead of a
+        # numbered child of the current one.
         token = POSITION.set(_Reserved(self))
         try:
             return asyncio.get_running_loop().create_task(work)
@@ -101,10 +102,10 @@ class Branch:
 
 
 class Leaf:
-    """A step that is being executed: what its function may ask about itself.
+    """A step that is being executed, with what its function may ask about it.
 
-    `path` is the branch its record belongs to: an explicit key is one identity in the whole run.
-    `refusal` is set if its function has called a step or a wait.
+    `path` is the branch that the record belongs to; it is empty for an explicit key, which is
+    unique in the whole run. `refusal` is set if its function has called a step or a wait.
     """
 
     __slots__ = ("attempt", "branch", "call", "id", "path", "refusal")
@@ -118,7 +119,7 @@ class Leaf:
 
 
 def join_path(path: str, name: str) -> str:
-    """Return `path` with one more part, unlike any other: no slash, and no bare number."""
+    """Return `path` with one more part, in an unambiguous form: without slashes or bare numbers."""
     if "/" in name or "%" in name:
         name = name.replace("%", "%25").replace("/", "%2F")
     part = f"%{name}" if name.isdecimal() else name
@@ -126,7 +127,7 @@ def join_path(path: str, name: str) -> str:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Return the two arguments of `join_path` that `path` was made of."""
+    """Return the path and name from which `join_path` made `path`."""
     head, _, part = path.rpartition("/")
     name = part[1:] if part[:1] == "%" and part[1:].isdecimal() else part
     return head, name.replace("%2F", "/").replace("%25", "%")
@@ -147,11 +148,11 @@ class Branches:
     """The branches of one run, and what each of them is doing.
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
-    created below it. `on_change` is called when a branch may have stopped working, `when_idle` when
-    nothing is in flight any more. `calls` are those that are in flight or parked. `cancelled` says
-    that every branch has been told to stop: what still runs is unwinding. `handle` is what the
-    workflow function was given, while it runs. `task_class` is that of the tasks of its branches,
-    if it is not for the event loop to choose.
+    created below it. `on_change` is called when a branch may have stopped working, `when_idle` once
+    nothing is in flight any longer. `calls` are the calls that are in flight or parked. `cancelled`
+    says that every branch has been told to stop: whatever still runs is unwinding. `handle` is the
+    `step` object of the workflow function, while it runs. `task_class`, if set, is the class of
+    the tasks of its branches; otherwise the event loop chooses.
     """
 
     __slots__ = (
@@ -198,19 +199,22 @@ class Branches:
         _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
-        # The handle leads to the run's records: code that was left behind must not keep them alive.
+        # The handle refers to the run's records, which tasks that were left behind must not keep
+        # alive.
         self.handle = None
 
     def current(self, run_id: str, id: str) -> Branch:
         """Return the branch in which the running code calls the step `id` of this run."""
         position = POSITION.get()
         if type(position) is Branch and position.branches is self:
-            # Almost always the task that carries the branch; compared without a call in between.
+            # Almost always this is the task that carries the branch; compared inline to save a
+            # call.
             if position.task is asyncio.current_task(self._loop):
                 return position
             return self._branch_of(current_task(), position)
         if type(position) is _Reserved and position.branch.branches is self:
-            # The loop's task factory was replaced during the run, so the task was not registered.
+            # The loop's task factory was replaced during the run, so the new task was not
+            # registered.
             return self._branch_of(current_task(), position.branch)
         if isinstance(position, Leaf) and position.branch.branches is self:
             position.refusal = NestedStep(id, position.id)
@@ -228,7 +232,8 @@ class Branches:
             return position
         branch = self.tasks.get(task)
         if branch is None:
-            # A task we did not see being created: a branch in order of its first step.
+            # We did not see this task being created: it becomes a branch in the order of its first
+            # step.
             branch = position.child()
             self.add(branch, task)
         return branch
@@ -248,28 +253,28 @@ class Branches:
 
     @property
     def in_flight(self) -> int:
-        """How many calls are under way and not in a durable wait."""
+        """How many calls are in flight, not counting durable waits."""
         # A task that is parked is in exactly one call.
         return len(self.calls) - len(self.parked)
 
     def begin(self, call: Leaf) -> None:
-        """A step, a transaction or a write begins: the run stays in memory until it ends."""
+        """Note that a step, transaction or write begins; the run stays in memory until it ends."""
         self.calls.add(call)
 
     def end(self, call: Leaf) -> None:
-        """A step, a transaction or a write has ended."""
+        """Note that a step, transaction or write has ended."""
         self.calls.discard(call)
-        # Each step ends here, and mostly nothing looks on.
+        # This runs for each step, and usually there is no listener.
         if self.on_change is not None or self.when_idle is not None:
             self._stopped_working()
 
     def park(self, task: Task) -> None:
-        """A call that began enters a durable wait."""
+        """Note that a call enters a durable wait."""
         self.parked.add(task)
         self._stopped_working()
 
     def unpark(self, task: Task) -> None:
-        """A durable wait is over: its call continues by writing its record."""
+        """Note that a durable wait is over; its call continues by writing its record."""
         self.parked.discard(task)
 
     def _stopped_working(self) -> None:
@@ -280,12 +285,12 @@ class Branches:
             when_idle()
 
     def changed(self) -> None:
-        """Look again at whether the run may leave memory."""
+        """Check again whether the run may leave memory."""
         if self.on_change is not None:
             self.on_change()
 
     def tasks_below(self, branches: Iterable[Branch]) -> list[Task]:
-        """Return the tasks that these branches created, and those that these created in turn."""
+        """Return the tasks that these branches created, directly or indirectly."""
         parents = [branch for branch in branches if branch.has_children]
         if not parents:
             return []
@@ -296,13 +301,14 @@ class Branches:
         ]
 
     def cancel(self) -> None:
-        """Cancel every branch; again each second, in case one swallows it.
+        """Cancel every branch, repeatedly: a branch may swallow a cancellation.
 
-        A `TaskGroup` that is already aborting does not pass a cancellation on to its tasks.
+        For example, a `TaskGroup` that is already aborting does not pass a cancellation on to its
+        tasks.
         """
         if self.tasks:
             for task in self.tasks:
-                # Not at once: the caller may be one of these tasks, in the middle of a write.
+                # Not immediately: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
             self._loop.call_soon(self._was_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
@@ -332,7 +338,7 @@ class _Reserved:
 
 
 class _Factory:
-    """A task factory that registers the tasks a run's branches create, and passes on all others."""
+    """A task factory that registers the tasks created by a run's branches."""
 
     __slots__ = ("previous", "users")
 
@@ -344,7 +350,7 @@ class _Factory:
         branch = _branch_for_new_task()
         if branch is None:
             return self._create(loop, coro, options)
-        # The task copies this context. An eager one runs before `_create` returns it.
+        # The task copies this context. An eager task runs before `_create` returns it.
         token = POSITION.set(branch)
         try:
             if (context := options.get("context")) is not None:
@@ -370,7 +376,8 @@ def _branch_for_new_task() -> Branch | None:
         return position.branch
     if type(position) is not Branch:
         return None
-    # From Python 3.12 on `wait_for` starts no task: a run that outlives an upgrade must not notice.
+    # Since Python 3.12, `wait_for` starts no task. The numbers of branches must not depend on that,
+    # because a run may outlive an upgrade.
     return position if is_created_by_wait_for() else position.child()
 
 
@@ -385,6 +392,6 @@ def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
 
 def _unwatch(loop: asyncio.AbstractEventLoop, factory: _Factory) -> None:
     factory.users -= 1
-    # A factory that was set in the meantime stays: its owner takes it away.
+    # A factory that was set in the meantime stays: its owner will remove it.
     if not factory.users and loop.get_task_factory() is factory:
         loop.set_task_factory(factory.previous)

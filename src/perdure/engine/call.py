@@ -51,18 +51,18 @@ class Received(NamedTuple):
 
 
 class StepCall(Leaf):
-    """One call of a step: its identity, and the options the function gave.
+    """One call of a step: its identity and its options.
 
     Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
     key that was reserved for the record when the call began. The write of the record also consumes
-    the messages `consumes` and replaces the earlier records `replaces`. `failures` are the records
-    that made a race fail, `event` is the name of the event that a wait received, `run` the id of
-    the run that was started or waited for. `is_permitted` is whether its limit has permitted an
-    attempt, `within` the branch of a call with an explicit key. `answer` is what the record says of
-    the answer to an approval or callback, `token` the idempotency key of a step that passes a token
-    on, `gate` what is awaited before a step that has no record begins. `undo` is the function that
-    undoes the step, given its value, `undo_retry` says how that is retried, `sagas` are the scopes
-    it belongs to.
+    the messages in `consumes` and replaces the earlier records in `replaces`. `failures` are the
+    keys of the failures that made a race fail, `event` is the name of the event that a wait
+    received, `run` is the id of the run that the call started or waited for. `is_permitted` is set
+    once its limit has permitted an attempt, `within` is the branch of a call with an explicit key.
+    `answer` describes the answer to an approval or callback, `token` is the idempotency key of a
+    step that sends out a token, `gate` awaits the approval of a step before it begins. `undo` is
+    the function that undoes the step, given its value, `undo_retry` is how that is retried, and
+    `sagas` are the scopes that the step belongs to.
     """
 
     kind: Kind = "step"
@@ -105,7 +105,7 @@ class StepCall(Leaf):
             self.path = branch.path
             self.fingerprint = codec.fingerprint(args) if args else ""
         else:
-            # The key alone is the identity: neither branch nor arguments are compared.
+            # The key alone is the identity; branch and arguments are not compared.
             self.call = key
             self.path = self.fingerprint = ""
             self.within = branch.path
@@ -113,11 +113,11 @@ class StepCall(Leaf):
         self.args = args
 
     def return_type(self) -> object:
-        """Return the type the value comes back as, if that is known."""
+        """Return the type of the value, if it is known."""
         return self.returns if self.returns is not None else codec.return_type(self.fn)
 
     def error_type(self) -> object:
-        """Return the type that the error of a returned `Err` comes back as, if that is known."""
+        """Return the type of the error of a returned `Err`, if it is known."""
         return codec.error_type(self.fn)
 
     def wait_id(self) -> str:
@@ -125,15 +125,15 @@ class StepCall(Leaf):
         return join_path(self.path, self.call)
 
     def on_behalf(self, id: str, fn: Callable[..., Any]) -> "StepCall":
-        """Return a call that the engine makes for this one; its id contains this call."""
-        # As if it had a key: calls with this id are not counted, since this one is unique. No other
-        # run may find it in a cache.
+        """Return a call that the engine makes on behalf of this one; its id contains this call."""
+        # Like a call with a key: calls with this id are not numbered, since it is unique. But it
+        # must not be found in a cache by another run.
         call = StepCall(id, self.branch, id, fn, ())
         call.key, call.path, call.within = None, self.path, self.within
         return call
 
     def facts(self, key: str) -> dict[str, str]:
-        """Return what a record under `key` holds of the call's identity."""
+        """Return the fields of a record under `key` that identify the call."""
         named = {
             "kind": self.kind,
             "args": self.fingerprint,
@@ -144,9 +144,9 @@ class StepCall(Leaf):
         return {name: fact for name, fact in named.items() if fact != usual[name]}
 
     def drift_from(self, record: StepRecord) -> DriftError | None:
-        """Return the error if a record was made by another call than this one."""
+        """Return an error if the record belongs to a different call."""
         if "by" in record and self.kind != "race":
-            # An operator knows the name of the step, not its arguments, nor how it is called.
+            # An operator knows the name of the step, but neither its arguments nor its kind.
             return None
         kind = record.get("kind", "step")
         if kind != self.kind:
@@ -168,12 +168,12 @@ class StepCall(Leaf):
         return DriftError(self.call, f"{self.place()} {what}", recorded=recorded, asked=asked)
 
     def place(self) -> str:
-        """Return the step's name for people."""
+        """Return a readable name of the step."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
 
 
 class Decoration(NamedTuple):
-    """What `@durable.step` knows about a function: the attribute `durable_step` of the result."""
+    """The options of `@durable.step`, stored as the attribute `durable_step` of the function."""
 
     fn: Callable[..., Any]
     retries: Retry | None = None
@@ -183,16 +183,16 @@ class Decoration(NamedTuple):
     undo: Callable[[Any], object] | None = None
 
     def apply(self, call: StepCall) -> StepCall:
-        """Make the options of the decorator those of a call."""
+        """Apply the options of the decorator to a call."""
         call.retries, call.timeout, call.errors = self.retries, self.timeout, self.errors
         call.gate, call.undo = self.gate, self.undo
         return call
 
 
 def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
-    """Return the function that `@durable.step` decorates, bound and partial as `fn` is.
+    """Return the function inside `@durable.step`, bound or partial like `fn`.
 
-    A step that calls the decorated one would be a step inside a step.
+    Calling the decorated function in a step would be a step inside a step.
     """
     if type(fn) is partial:
         inner, decoration = undecorated(fn.func)
@@ -207,11 +207,11 @@ def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
 def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str:
     """Return 32 hexadecimal digits that identify a call of a run in one of its generations.
 
-    Never change this: another key for the same call would repeat the payments of runs that are
-    under way. The call is identified by its branch and name, which are the same on every replay;
-    the key of its record is not, since it depends on which branch was first.
+    Never change this: a different key for the same call would repeat the payments of open runs. The
+    call is identified by its branch and name, which are the same on every replay; the key of its
+    record is not, since it depends on which branch came first.
     """
-    # As JSON: joined by any separator, an id that contains the separator could imitate another.
+    # As JSON, because with any separator, an id that contains the separator could imitate another.
     identity = codec.dumps([run_id, generation, branch, call])
     return hashlib.sha256(identity).hexdigest()[:32]
 
@@ -227,25 +227,25 @@ class Undos(NamedTuple):
 
 
 NO_STORE = "a Workflow in this process"
-"""What a run has instead of a host if nothing stores its records."""
+"""Named in errors of runs that have no store, and therefore no host."""
 
 
 class RunHost(Protocol):
-    """Where a run's records become durable and its waits are spent."""
+    """The interface through which a run's records become durable, and its waits are performed."""
 
     always_replay: bool
     suspend_after: timedelta
-    """Waits that take longer are durable: the run may leave memory."""
+    """Longer waits are durable: the run may leave memory."""
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
-        """Return when the record is durable; an exception breaks the run.
+        """Make the record durable; an exception breaks the run off.
 
         A cancellation is raised as `Interrupted` after the write has ended.
         """
         ...
 
     async def persist(self) -> None:
-        """Return when open waits and the outbox are durable; what is in the outbox is delivered.
+        """Make open waits and the outbox durable; the items in the outbox are then delivered.
 
         A cancellation is raised as `Interrupted` after the write has ended.
         """
@@ -256,18 +256,18 @@ class RunHost(Protocol):
         ...
 
     async def wait(self, wait: PendingWait) -> Received | None:
-        """Wait for the wait's time or event; return the message that came."""
+        """Wait for a time or an event; return the message, if one came."""
         ...
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received | None:
-        """Answer a wait of this run itself, unless it has been answered; return what counts.
+        """Answer a wait on behalf of the run, unless it was already answered; return the answer.
 
         A cancellation is raised as `Interrupted` after the message was sent and read.
         """
         ...
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:
-        """Wait until a limit permits an attempt; return what ends its use of the limit.
+        """Wait until a limit permits an attempt; return a function that releases the permit.
 
         If the permit is lost, the host breaks the run off.
         """
@@ -280,11 +280,11 @@ class RunHost(Protocol):
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
     ) -> EncodedRecord:
-        """Call `work` with the store's connection; its record commits with what it wrote."""
+        """Call `work` with the store's connection; its record is committed with its writes."""
         ...
 
     def report(self, report: Mapping[str, Any], /) -> None:
-        """Set the report of a run from inside a step, in any thread, and show it early."""
+        """Set the report of a run from inside a step, in any thread, and publish it at once."""
         ...
 
     async def halt(self, key: str) -> None:

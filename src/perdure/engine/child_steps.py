@@ -92,12 +92,12 @@ class ChildSteps:
     ) -> Coroutine[object, None, Any]:
         """Start a run of another workflow, wait for its end, and return its output.
 
-        A worker drives it; while this run waits, it can leave memory. If the child fails or is
-        cancelled, `RunFailed` is raised, with the child's exception as its cause. Its id is made of
-        this run's id, generation and call, unless `run_id` is passed. It has the tags in `tags` and
-        those of this run that `inherit` names, and it ends by this run's deadline. If this run
-        ends, or the branch that waits loses a race, the child is cancelled, unless
-        `on_parent_end="abandon"`.
+        A worker executes the child; while this run waits, it can leave memory. If the child fails
+        or is cancelled, `RunFailed` is raised, with the child's exception as its cause. Its id
+        consists of this run's id, generation and call, unless `run_id` is passed. It has the tags
+        in `tags` and those of this run's tags that `inherit` names, and it must end by this run's
+        deadline. If this run ends, or the branch that waits loses a race, the child is cancelled,
+        unless `on_parent_end="abandon"`.
         """
         checked = self._checked(options, CallOptions)
         host, target, call = self._prepare("step.call", id, workflow, payload)
@@ -141,8 +141,8 @@ class ChildSteps:
     ) -> Coroutine[object, None, RunRef[Any]]:
         """Start a run of another workflow, and return a reference to it at once.
 
-        `step.result` waits for it. The options are those of `step.call`; the run is due at once,
-        `at` a time or after a `delay`.
+        `step.result` waits for it. The options are the same as in `step.call`; the run is due at
+        once, `at` a time or after a `delay`.
         """
         checked = self._checked(options, StartOptions)
         _, target, call = self._prepare("step.start", id, workflow, payload)
@@ -171,12 +171,12 @@ class ChildSteps:
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
     ) -> Coroutine[object, None, Any]:
-        """Wait for the end of a run, and return its output; any run of this store will do.
+        """Wait for the end of any run of this store, and return its output.
 
-        If it fails or is cancelled, `RunFailed` is raised, with its exception as the cause; if
-        there is no such run, with `RunNotFound` as the cause. After the `timeout` a `StepTimeout`
-        is raised, and the run continues. `returns` is the type of the output of a run that is
-        named by its id.
+        If the run fails or is cancelled, `RunFailed` is raised, with its exception as the cause; if
+        the run does not exist, with `RunNotFound` as the cause. After the `timeout`, `StepTimeout`
+        is raised, and the run continues. `returns` is the type of the output if the run is given by
+        its id.
         """
         children = children_of(self._run, "step.result")
         ref: RunRef[Any] = run if isinstance(run, RunRef) else RunRef(run)
@@ -241,10 +241,10 @@ class ChildSteps:
     ) -> Coroutine[object, None, list[Any]]:
         """Start a run for each item, wait for all of them, and return their outputs in order.
 
-        This run wakes once, when the last of them has ended, however many there are. If one has
-        failed, its `RunFailed` is raised then, the first in the order of the items. With
+        This run wakes once, when the last of them has ended, however many there are. If some have
+        failed, the `RunFailed` of the first, in the order of the items, is then raised. With
         `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
-        failed, `RunFailed` is raised. The other options are those of `step.call`.
+        failed, `RunFailed` is raised. The other options are the same as in `step.call`.
         """
         checked = self._checked(options, MapOptions)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes):
@@ -265,8 +265,8 @@ class ChildSteps:
     def reply(self, question: Question[Any], value: object, /) -> Coroutine[object, None, None]:
         """Answer a question that a program asked this run with `ask`.
 
-        The program receives the first answer to its question, even if this process dies now. An
-        answer that it does not fetch expires after an hour.
+        The program receives the first answer to its question, even if this process dies. An answer
+        that is not fetched expires after an hour.
         """
         return reply(self._run, reply_call(self._run, question, value), question)
 

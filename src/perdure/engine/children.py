@@ -1,7 +1,7 @@
-"""Runs that a run starts, and waiting for their ends.
+"""Start child runs, and wait for their ends.
 
-A call is a wait for the end of another run, and the item in the outbox that starts it: one write
-makes both durable, and only then the other run exists. Its end arrives as a message.
+A call consists of a wait for the end of another run, and an outbox item that starts that run. One
+write makes both durable, and only then is the other run created. Its end arrives as a message.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from perdure.snapshot.record import result_of
 T = TypeVar("T")
 
 DONE = "~done:"
-"""Begins the names of messages that report the end of a run."""
+"""The prefix of the names of messages that report the end of a run."""
 
 
 class RunRef(msgspec.Struct, Generic[T], frozen=True):
-    """A run that was started: its id and workflow. `cancels` is whether it ends with its parent.
+    """A run that was started: its id and workflow.
 
-    `T` is the type of its output, for type checkers.
+    `cancels` says that it ends with its parent. `T` is the type of its output, for type checkers.
     """
 
     id: str
@@ -38,7 +38,7 @@ class RunRef(msgspec.Struct, Generic[T], frozen=True):
 
 
 def children_of(run: Execution, what: str) -> ChildRuns:
-    """Return what makes the runs that this run starts, or raise if it cannot start any."""
+    """Return the factory of this run's children, or raise if it cannot start any."""
     if run.host is None:
         raise MissingAbility(NO_STORE, "schedule", what)
     if run.children is None:
@@ -86,10 +86,10 @@ async def start_run(
             return await run.fail(call, taken)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
-        # The run may have been broken off while the conflict was looked for. It would start a child
-        # that it has no record of, and so could not cancel.
+        # The run may have been broken off during the lookup. It would then start a child without a
+        # record of it, and could not cancel it.
         run.check_live(call.id)
-        # Before the record is written, so that the same write contains it.
+        # Before the record is written, so that the same write contains the item.
         run.history.outbox.put(f"start:{name}", item)
         value = await run.succeed(call, ref)
         run.history.children.add(msgspec.to_builtins(ref), call.path)
@@ -99,7 +99,7 @@ async def start_run(
 async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Exception | None:
     try:
         return await children.conflict(item)
-    except Exception as error:  # noqa: BLE001  # whatever keeps the run from being read
+    except Exception as error:  # noqa: BLE001  # the run cannot be read
         raise run.break_off(error) from error.__cause__
 
 
@@ -127,7 +127,7 @@ async def await_run(
 
 
 def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> PendingWait:
-    # A name of its own each time: after a retry, the answer to an earlier wait is not the answer.
+    # A new name each time: after a retry, the answer to an earlier wait must not be used.
     event = f"{DONE}{call.wait_id()}:{run.random.getrandbits(48):012x}"
     wait: PendingWait = {"id": call.wait_id(), "kind": "event", "event": event, "run": run_id}
     if cancels:
@@ -137,7 +137,7 @@ def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> 
 
 
 async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxItem) -> None:
-    """Make a wait durable together with what brings its answer."""
+    """Make a wait durable together with the outbox item that leads to its answer."""
     run.history.open_wait(wait)
     run.history.outbox.put(f"wait:{wait['id']}", item)
     try:
@@ -145,13 +145,13 @@ async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxIt
     except Interrupted:
         give_up(run, wait)
         raise asyncio.CancelledError from None
-    except Exception as error:  # noqa: BLE001  # what cannot be stored breaks the run
+    except Exception as error:  # noqa: BLE001  # breaks the run off
         raise run.break_off(error) from error.__cause__
 
 
 def give_up(run: Execution, wait: PendingWait) -> None:
-    """End a wait that was cancelled or timed out, and cancel the run that it was for."""
-    # A run that is being suspended gives nothing up: it finds the wait when it resumes.
+    """End a wait that was cancelled or timed out, and cancel the run that it waited for."""
+    # A run that is being suspended keeps the wait, and finds it when it resumes.
     if run.live:
         run.history.close_wait(wait["id"])
         if wait.get("cancels"):
@@ -184,7 +184,7 @@ async def _receive_end(
 
 
 def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
-    """Return the exception with which a parent sees that a run failed."""
+    """Return the exception that a parent sees if a run failed."""
     about = f"run {run_id!r} of workflow {workflow!r} failed"
     if isinstance(error, StepFailed):
         failed = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
@@ -199,7 +199,7 @@ def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
 def _reason(error: BaseException) -> str:
     if not isinstance(error, RunFailed):
         return f"{type(error).__name__}: {error}"
-    # Only the run that failed first is named: with those in between, the messages of a deep
+    # Only the run that failed first is named: with all runs in between, the messages of a deep
     # recursion would be longer than its results.
     while isinstance(error.__cause__, RunFailed):
         error = error.__cause__

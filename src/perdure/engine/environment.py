@@ -1,4 +1,4 @@
-"""What the function of a run is given, and how its values are recorded."""
+"""What an execution gets from outside the run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from perdure.engine.target import ChildRuns
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """What an execution has from outside the run.
+    """What an execution gets from outside the run.
 
-    `errors` is where the classes of stored exceptions are looked for, `types` has the classes of
+    `errors` is where the classes of stored exceptions are looked up, `types` has the classes of
     values. `encode_input` checks and encodes the payload with which the run continues as new,
-    `children` makes the runs that it starts. `arguments` says what is recorded of the arguments of
-    steps. `callback_url` is where answers are taken.
+    `children` creates its child runs. `arguments` is how much of the arguments of steps is
+    recorded. `callback_url` is where answers are received.
     """
 
     errors: codec.ErrorScope = codec.NOWHERE

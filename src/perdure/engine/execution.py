@@ -1,8 +1,8 @@
-"""One execution of a function: a step answers from its record, or runs and is recorded.
+"""One execution of a function: a step is answered from its record, or runs and is recorded.
 
 The value of a step reaches the function only after its record is durable in the run's host, if it
-has one, and then published in the history. A call does not end before its write has: a cancellation
-that arrives in the meantime is postponed, so the outcome of a write is always known.
+has one, and published in the history. A call does not end before its write: a cancellation that
+arrives in the meantime is postponed, so the outcome of a write is always known.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ _STEP_NAME = "the step's name, a non-empty string, before its function"
 
 
 class Execution(ActiveRun):
-    """The engine's side of one run: its calls, from their identity to their records.
+    """The calls of one run, from their identity to their records.
 
-    `failures` and `saga_failures` are what steps and scopes have raised, by key, and `ended_by` is
-    what ended the function. `open_asks` are waits that branches hold open while they do something
-    else, `unseen_events` waits that were cancelled after they had received their event. `replayed`
-    counts calls that were answered from their records.
+    `failures` and `saga_failures` are the exceptions that steps and scopes have raised, by key, and
+    `ended_by` is what ended the function. `open_asks` are waits that branches keep open while they
+    do something else, `unseen_events` are waits that were cancelled after they had received their
+    event. `replayed` counts calls that were answered from their records.
     """
 
     __slots__ = (
@@ -119,8 +119,8 @@ class Execution(ActiveRun):
         branch: Branch | None = None,
     ) -> StepCall:
         """Check a call and determine its identity."""
-        # Refused before the call gets a number: a step that cannot be recorded must not shift those
-        # that come after it.
+        # Refused before the call gets a number: a step that cannot be recorded must not renumber
+        # later ones.
         if self._broken is not None or self._over:
             self.refuse(id)
         if type(id) is not str or not id or not id.isascii() or id[0] == RESERVED:
@@ -142,9 +142,9 @@ class Execution(ActiveRun):
         return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
-        """Perform one call of a key at a time; the calls that waited find its record."""
+        """Perform one call per key at a time; calls that waited then find its record."""
         if self.gated and self.stops and self.recorded(call) is None:
-            # One that is not to begin must not keep the key from others.
+            # A call that must not begin must not block the key for others.
             await self.gate(call)
         done = await self._take_key(key)
         try:
@@ -156,8 +156,8 @@ class Execution(ActiveRun):
             done.set()
 
     async def _take_key(self, key: str) -> asyncio.Event:
-        """Wait until no call uses the key; return what is to be set when this one has ended."""
-        # In a loop: of several that waited, the first to wake takes the key again.
+        """Wait until no call uses the key; return an event to set when this call has ended."""
+        # A loop, because of several waiting calls, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
         done = self._keys_in_use[key] = asyncio.Event()
@@ -170,15 +170,15 @@ class Execution(ActiveRun):
         if record is None:
             self.tell(StepCacheMiss, call, key)
             return
-        # What another run did is not undone by this one.
+        # This run must not undo what another run did.
         record.pop("undo", None)
         self.history.load({key: record})
 
     async def _execute(self, call: StepCall) -> Any:
         """Answer from the record, or call the function and record its value.
 
-        The one coroutine between the call of most steps and the write of their records: what is
-        rare is done elsewhere, and what `succeed` does is repeated here.
+        This is the only coroutine between the call of most steps and the write of their records:
+        rare cases are handled elsewhere, and the code of `succeed` is repeated here.
         """
         if (key := self.history.find(call.path, call.call)) is not None:
             record = self._record_for(call, key)
@@ -188,10 +188,11 @@ class Execution(ActiveRun):
         if self.gated or call.gate is not None:
             await self.admit(call)
         self.begin(call)
-        # In flight until the record is accepted, not only until the function has returned: a run
-        # that left memory in between would lose the value.
+        # In flight until the record is accepted, not only until the function has returned: if the
+        # run left memory in between, the value would be lost.
         self.branches.begin(call)
         try:
+            # Marks the code inside the step, so that a step or wait called there is refused.
             token = POSITION.set(call)
             try:
                 try:
@@ -210,7 +211,8 @@ class Execution(ActiveRun):
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 raise self._unrecorded(call, encoded, error) from error.__cause__
             except Interrupted:
-                # The record is durable, so the next call of this step must find it.
+                # The record is durable, so publish it before the cancellation continues: the next
+                # call of this step must find it.
                 self.publish(call, encoded)
                 raise asyncio.CancelledError from None
             self.publish(call, encoded)
@@ -221,7 +223,7 @@ class Execution(ActiveRun):
             self.branches.end(call)
 
     def _invoke(self, call: StepCall) -> Awaitable[Any]:
-        """Return what calls the function of a step: mostly the function's own coroutine."""
+        """Return an awaitable that calls the function of a step, usually its own coroutine."""
         if self.around is not None:
             return self.around.step(call, partial(self._attempts, call))
         if call.retries is not None or call.timeout is not None or call.limit:
@@ -238,21 +240,23 @@ class Execution(ActiveRun):
         return None if key is None else (key, self._record_for(call, key))
 
     def _record_for(self, call: StepCall, key: str) -> StepRecord:
-        """Return a record that was found, or raise if another call than this one made it."""
+        """Return a record that was found, or raise if it belongs to a different call."""
         record = self.history.get(key)
         if (drift := call.drift_from(record)) is not None:
+            # Broken off rather than raised: the function must not handle this and continue with
+            # records of other calls.
             by = record.get("by")
-            # A run with a manual record that does not fit is paused, until an operator has seen it.
+            # If a record that was entered by hand does not fit, the run is paused for an operator.
             raise self.break_off(ManualValueError(f"{by} entered it: {drift}") if by else drift)
         return record
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it."""
+        """Return the recorded value, or raise the recorded failure."""
         self.history.last_key = key
         if call.undo is not None and "undo" in record:
             self.add_undo(call, key)
         self.replayed += 1
-        # Most records: a JSON value that no listener wants to see. Nothing needs to be rebuilt.
+        # The usual case: plain JSON and no listeners, so nothing has to be decoded.
         if self._emit is None and is_plain(record):
             return record.get("value")
         try:
@@ -281,7 +285,7 @@ class Execution(ActiveRun):
         return self.replay(call, key, record)
 
     def value_of(self, call: StepCall, key: str) -> Any:
-        """Return the value that a recorded step returned, as it was."""
+        """Return the value of a recorded step."""
         record, scope = self.history.get(key), self._scope(call)
         result, _ = result_of(record, call.id, call.return_type, scope, call.error_type, self.types)
         return result.unwrap()
@@ -293,17 +297,17 @@ class Execution(ActiveRun):
         if call.undo is not None and self.host is None:
             raise MissingAbility(NO_STORE, "journal", f"the undo of step {call.id!r}")
         call.record_key = self.history.reserve(call.path, call.call)
-        # One with a limit starts when the limit permits its first attempt.
+        # A step with a limit starts only when the limit permits its first attempt.
         if self._emit is not None and call.limit is None and call.kind not in WAITS:
             self.tell(StepStart, call, call.record_key)
         call.started = self.clock.monotonic()
 
     def in_flight(self, call: StepCall) -> "InFlight":
-        """Return a block in which a call is in flight that is more than a function."""
+        """Return a context manager that keeps a call in flight, if it is not just a function."""
         return InFlight(self, call)
 
     async def succeed(self, call: StepCall, value: Any) -> Any:
-        """Record a value and return what the function sees of it."""
+        """Record a value, and return it as the function sees it."""
         return await self._succeed(call, self.encode(call, value))
 
     async def _succeed(self, call: StepCall, record: EncodedRecord) -> Any:
@@ -313,7 +317,7 @@ class Execution(ActiveRun):
         return record.value
 
     def encode(self, call: StepCall, value: Any) -> EncodedRecord:
-        """Return the record of a value, or raise if nothing can be recorded any more."""
+        """Encode the record of a value, or raise if nothing can be recorded any longer."""
         if self._broken is not None or self._over:
             self.check_live(call.id)
         key, ended = call.record_key, self.clock.monotonic()
@@ -332,8 +336,8 @@ class Execution(ActiveRun):
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took, number)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
-        """Record a failure and raise it as the function will see it from now on."""
-        # A step that was interrupted because the run ended or lost its lease has not failed.
+        """Record a failure, and raise it as every replay will."""
+        # A step that was interrupted because the run ended or lost its lease did not fail.
         self.check_live(call.id)
         key, scope, ended = call.record_key, self._scope(call), self.clock.monotonic()
         at, took = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
@@ -352,12 +356,13 @@ class Execution(ActiveRun):
         raise visible
 
     async def _commit(self, call: StepCall, record: EncodedRecord) -> None:
-        """Make a record durable, then let it answer; other runs find it in the cache."""
+        """Make a record durable, then publish it, and add it to the cache for other runs."""
         if self.host is not None:
             try:
                 await self.host.record(call, record)
             except Interrupted:
-                # The record is durable, so the next call of this step must find it.
+                # The record is durable, so publish it before the cancellation continues: the next
+                # call of this step must find it.
                 self.publish(call, record)
                 raise asyncio.CancelledError from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
@@ -365,14 +370,14 @@ class Execution(ActiveRun):
             if self._emit is not None:
                 self.tell(PersistSuccess, call, record.key)
         self.publish(call, record)
-        # After it was published: the suspension stores what the history has.
+        # After publishing, because the suspension stores what is in the history.
         if self.host is not None and self.host.always_replay:
             await self.host.halt(record.key)
         if self.cache is not None:
             await self._save_to_cache(self.cache, call, record)
 
     def _unrecorded(self, call: StepCall, record: EncodedRecord, error: Exception) -> BaseException:
-        """Break the run off because a record cannot be written; return the error to be raised."""
+        """Break the run off because a record cannot be written; return the error to raise."""
         self.tell(PersistError, call, record.key, error=error)
         return self.break_off(error)
 
@@ -382,10 +387,11 @@ class Execution(ActiveRun):
                 await cache.set(call.key, codec.loads(record.json), ttl=call.ttl)
 
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
-        """Make a record that the store has accepted answer its calls."""
+        """Publish a record that the store has accepted, so that it answers its calls."""
         self.history.publish(record)
         if call.answer is not None:
-            # Until now, an answer that cannot be recorded had to become an act of the run.
+            # The answer is recorded now; until here it would have had to be kept as an act of the
+            # run.
             self.history.asks.pop(call.event, None)
         if call.undo is not None and record.json.startswith(b'{"ok":true'):
             self.history.marked[record.key] = Marked(call.path, call.sagas)
@@ -394,38 +400,38 @@ class Execution(ActiveRun):
             self._replace(call.replaces)
 
     def _replace(self, records: Mapping[str, bytes]) -> None:
-        """Replace records by ones that no longer answer any call."""
+        """Replace records with ones that no longer answer any call."""
         for key, json in records.items():
             self.history.silence(key, json)
             if key in self.history.unclaimed and self.host is not None:
                 self.host.give_back(key)
 
     def _scope(self, call: StepCall) -> codec.ErrorScope:
-        # The function of a sleep, a wait for an event or a race is the engine's own.
+        # Sleeps, waits for events and races have no user function.
         is_users = call.kind not in ("sleep", "event", "race")
         return self.errors.inside(call.errors, call.fn) if is_users else self.errors
 
     def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
-        """Publish that a step succeeded and is recorded."""
+        """Emit the events of a step that succeeded and was recorded."""
         if self._emit is None:
             return
-        # As the record says it: the function's own time, without that of the write.
+        # As recorded: the time of the function itself, without the write.
         took, key = timedelta(milliseconds=record.took), record.key
         facts = call.facts(key)
         self.tell(StepSuccess, call, key, duration=took)
         self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
 
     def failures_that_ended_it(self) -> list[str]:
-        """Return the keys of the failed steps that the run's end comes from."""
+        """Return the keys of the failed steps that ended the run."""
         return leading_to(self.failures, self.ended_by)
 
     def sagas_that_ended_it(self) -> list[str]:
-        """Return the keys of the sagas through which the run's end came."""
+        """Return the keys of the sagas that the failure passed through."""
         return passing_through(self.saga_failures, self.failures, self.ended_by)
 
 
 class InFlight:
-    """A block that begins a call, unless none may begin, and ends with it."""
+    """A context manager that begins a call, unless it may not begin, and ends it."""
 
     __slots__ = ("_call", "_run")
 

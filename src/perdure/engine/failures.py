@@ -1,4 +1,4 @@
-"""Which recorded failures led to an error."""
+"""Find the recorded failures that led to an error."""
 
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from perdure.result import Err
 def leading_to(
     failures: Mapping[str, BaseException], end: BaseException | Err[Any] | None
 ) -> list[str]:
-    """Return the keys of the failures that an exception, or a returned `Err`, comes from.
+    """Return the keys of the failures that caused an exception, or a returned `Err`.
 
-    A failure counts when it is the exception itself, a cause or context of it, or a member of a
-    group; or when its error was returned. One that the function caught and handled is none of
-    these, even if a step that it called in the handler failed then.
+    A failure counts if it is the exception itself, a cause or context of it, or a member of a
+    group; or if its error was returned. A failure that the function caught and handled does not
+    count, even if a step that was called in the handler failed later.
     """
     recorded = {id(failure): key for key, failure in failures.items()}
     returned = {id(f.error): key for key, f in failures.items() if isinstance(f, StepFailed)}
@@ -28,7 +28,7 @@ def passing_through(
     failures: Mapping[str, BaseException],
     end: BaseException | Err[Any] | None,
 ) -> list[str]:
-    """Return the keys of the sagas that an exception, or a returned `Err`, went through."""
+    """Return the keys of the sagas that an exception, or a returned `Err`, passed through."""
     recorded = {id(failure) for failure in failures.values()}
     links = {id(link) for link in _links(end, stop_at=recorded)}
     return [
@@ -48,7 +48,7 @@ def _links(end: BaseException | Err[Any] | None, stop_at: Container[int]) -> Ite
         seen.add(id(link))
         yield link
         if id(link) in stop_at or not isinstance(link, BaseException):
-            # The context of a step's failure only says where the step was called.
+            # The context of a step's failure only shows where the step was called.
             continue
         todo += [link.__cause__, link.__context__]
         if isinstance(link, BaseExceptionGroup):

@@ -24,7 +24,7 @@ WorkflowFunction: TypeAlias = Callable[[Step], Awaitable[T]] | Callable[[Step, D
 
 
 class Deps(Mapping[str, Any]):
-    """The functions and objects a workflow uses, by attribute or by name; read-only."""
+    """The functions and objects that a workflow uses, by attribute or by name; read-only."""
 
     __slots__ = ("_items",)
 
@@ -56,10 +56,10 @@ def run_function(
 ) -> Coroutine[Any, Any, Result[Any, Any]]:
     """Call the function once over the run's history and return how it ended.
 
-    Branches that the function left running are cancelled; what they were writing is written first.
-    Only what is not an `Exception` is raised: above all, cancellation.
+    Branches that the function left running are cancelled, after their writes in progress. Only
+    exceptions that are not an `Exception` are raised, above all cancellation.
     """
-    # Most runs have no listeners: they do not keep a coroutine for them.
+    # Most runs have no listeners, and then need no coroutine for them.
     tells = announce and run.has_listeners
     return _run_and_announce(run, body) if tells else _run_to_end(run, body)
 
@@ -88,12 +88,12 @@ async def _run_and_announce(
 async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
     with run.branches:
         if run.broken is not None:
-            # The run was broken off before its task began.
+            # The run was broken off before its task started.
             run.branches.cancel()
         try:
             return await _outcome(run, body)
         finally:
-            # First: branches that are cancelled now must not begin another step.
+            # First of all: branches that are about to be cancelled must not begin another step.
             run.end()
             if len(run.branches.tasks) > 1:
                 await run.branches.unwind()
@@ -109,7 +109,8 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
         run.ended_by = run.broken or error
         return outcome_of(run.ended_by)
     if run.broken is not None:
-        # The function caught what broke the run and continued; what it returns is not durable.
+        # The function caught the error that broke the run off and continued; its return value is
+        # not based on durable records.
         return outcome_of(run.broken)
     if isinstance(value, Err):
         run.ended_by = value
@@ -124,7 +125,7 @@ def _forgotten_await(value: Coroutine[Any, Any, Any]) -> InvalidArgument:
 
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
-    """Return the workflow function as one that takes only the step."""
+    """Return the workflow function as a function that takes only the step."""
     expected = "an async function of (step) or (step, deps)"
     if not inspect.iscoroutinefunction(fn):
         raise InvalidArgument("fn", fn, expected)
@@ -140,7 +141,7 @@ def _takes(fn: Callable[..., Any]) -> int | None:
     """Return how many positional arguments a function takes; `None` for any number."""
     code = getattr(fn, "__code__", None)
     if code is not None and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
-        # Read straight from the code: `inspect.signature` costs more than a step does.
+        # Read from the code object, because `inspect.signature` takes longer than a step.
         bound = getattr(fn, "__self__", None) is not None
         return None if code.co_flags & inspect.CO_VARARGS else code.co_argcount - bound
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,4 +1,4 @@
-"""Steps that a person has to approve before they run."""
+"""Steps that need a person's approval before they run."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,9 +22,8 @@ _MAX_QUESTION = 2000
 class Gate(msgspec.Struct, frozen=True):
     """The approval that a step needs before it runs: `step(…, approve=Gate("Wire {amount}?"))`.
 
-    The names in braces are those of the parameters of the step's function. The other fields are
-    those of `step.approval`. A step whose approval is rejected, or not given in time, raises
-    `Rejected`.
+    The names in braces are parameters of the step's function. The other fields are the same as in
+    `step.approval`. A step whose approval is rejected, or not given in time, raises `Rejected`.
     """
 
     question: str
@@ -47,7 +46,7 @@ class GateAsk(ApprovalAsk):
 
 
 def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object]]:
-    """Return what awaits the approval of a step, given the option `approve` of the step."""
+    """Return a function that awaits the approval of a step, for its option `approve`."""
     gate = Gate(approve) if isinstance(approve, str) else approve
     if not isinstance(gate, Gate):
         raise InvalidArgument("approve", approve, "a question, or a Gate(question, …)")
@@ -56,7 +55,7 @@ def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object
 
 
 def _asked(gate: Gate, question: str) -> GateAsk:
-    """Return what a gate asks, or raise `InvalidArgument`."""
+    """Return the question of a gate, or raise `InvalidArgument`."""
     facts = check_question(question, gate.to, (), None)
     return GateAsk(facts=facts, timeout=gate.timeout, remind=gate.remind, tell=gate.notify)
 
@@ -64,7 +63,7 @@ def _asked(gate: Gate, question: str) -> GateAsk:
 async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
     """Ask for the approval of a step; raise `Rejected` if it is not given."""
     host = host_of(run, "approve=")
-    # A transaction is approved before it has a connection.
+    # A transaction is approved before it has a connection, so `None` stands for it.
     fn = partial(call.fn, None) if call.kind == "transaction" else call.fn
     question = fill_in(gate.question, fn, call.args)
     approval = call.on_behalf(f"{APPROVE}:{call.call}", _approval)
@@ -73,11 +72,11 @@ async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
 
 
 def _approval() -> Any:
-    """Stands for the function of an approval, whose value is known by a type."""
+    """A placeholder for the function of an approval; only its return type matters."""
 
 
 def fill_in(template: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Return a question with the arguments of a step's function in place of their names."""
+    """Fill the arguments of a step's function into a question."""
     named = {}
     if "{" in template:
         bound = inspect.signature(fn).bind(*args)

@@ -1,4 +1,4 @@
-"""The history of one run: its records, and what else is stored of it."""
+"""The history of one run: its records, and everything else that is stored about it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +31,7 @@ from perdure.snapshot.summary import encode_summary
 Include: TypeAlias = Literal["all", "completed", "failed"]
 
 _MARKS = frozenset({"run", "undo", "unclaimed"})
-"""Fields of records that mean something for the run, and not only for the call that finds them."""
+"""Fields of records that matter to the run as a whole, not only to the call that finds them."""
 
 
 class Marked(NamedTuple):
@@ -44,12 +44,12 @@ class Marked(NamedTuple):
 class History(Records):
     """The records of one run, its open waits, its metadata and its outbox.
 
-    `outbox` contains what the run does to other runs: it is delivered after the next write, and
-    removed when that is known. `children` are the runs that it started and that are cancelled with
-    it. `asks` are waits that a token answers, by the name of the message: those that are stored,
-    whose answer is not recorded and that were not closed, even if they are no longer among `waits`.
-    `unclaimed` are records of events that a wait has received and no code has seen, by key.
-    `rollback` is why its steps are undone, `marked` are the steps that can be undone, by key.
+    `outbox` contains actions on other runs: they are delivered after the next write, and removed
+    once they are delivered. `children` are the runs that it started and that are cancelled with it.
+    `asks` are stored waits that a token answers, by the name of the message, until their answer is
+    recorded or they are closed, even if they are no longer among `waits`. `unclaimed` are records
+    of events that a wait has received but no code has seen, by key. `rollback` is why its steps are
+    undone, `marked` are the steps that can be undone, by key.
     """
 
     __slots__ = (
@@ -90,16 +90,16 @@ class History(Records):
 
     @property
     def generation(self) -> int:
-        """How often the run began again from an earlier point, counted from 1."""
+        """How often the run has started over from an earlier point, counted from 1."""
         return generation_of(self.metadata)
 
     @property
     def has_changes(self) -> bool:
-        """Whether the next write has more to say than that a step was recorded."""
+        """Whether the next write contains more than the record of a step."""
         return bool(self.waits.changed or self.metadata.changed or self.outbox.changed)
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
-        """Add records that were made before, by us or by another writer of the format."""
+        """Add earlier records, made by us or by another writer of the format."""
         super().load(records)
         for key, record in records.items():
             if not _MARKS.isdisjoint(record):
@@ -127,40 +127,38 @@ class History(Records):
                 self.children.forget(record.get("run", ""))
 
     def is_ahead_of(self, branch: Branch) -> bool:
-        """Return whether records or open waits belong to calls that this branch has not made yet,
-        or to branches that it has not created yet. Those that lost a race do not count.
+        """Return whether the branch has recorded work ahead of it.
+
+        That is the case if records or open waits belong to calls that it has not made yet, or to
+        branches that it has not created yet. Branches that lost a race do not count.
         """
         if self._ahead is None:
             self._ahead = Ahead(self._stored_calls(), self._is_asked)
-        # Another writer of the format does not say which branch made a record.
+        # Other writers of the format do not record which branch made a record.
         return bool(self._foreign) or self._ahead.is_before(branch)
 
     def _is_asked(self, key: str) -> bool:
         return bool(key) and key not in self._loaded
 
     def _stored_calls(self) -> Iterator[tuple[str, str, str]]:
-        """Yield branch, call and key of each record that nothing has asked for, and branch and call
-        of each wait.
-        """
+        """Yield branch, call and key of each unused record, and branch and call of each wait."""
         for key in tuple(self._records):
             if key in self._loaded and key not in self._silent:
                 record = self._peek(key)
                 branch, call = record.get("branch", ""), record.get("call", key)
                 asking = asking_call(call)
                 if asking != call and asking in self._calls.get(branch, ()):
-                    # Its record is enough: nothing asks for the approval of a recorded step, nor
-                    # for the notification of an answered question.
+                    # Skipped: the approval of a recorded step, and the notification of an answered
+                    # question, are never asked for again.
                     continue
-                # An explicit key is an identity in the whole run, and yet a branch has used it.
+                # An explicit key is unique in the whole run, but a particular branch has used it.
                 yield record.get("within") or branch, asking, key
         for id in tuple(self.waits):
             branch, call = split_path(id)
             yield branch, asking_call(call), ""
 
     def owed(self, saga: str | None = None) -> list[str]:
-        """Return the keys of the steps that can be undone and were not, in their order: all, or
-        those that belong to a scope.
-        """
+        """Return the keys of the steps that have to be undone, in order, optionally of a scope."""
         marked = self.marked.items()
         keys = (key for key, each in marked if saga is None or saga in each.sagas)
         return [key for key in keys if not self.is_undone(key)]
@@ -173,7 +171,7 @@ class History(Records):
     def mark_unclaimed(self, key: str) -> dict[str, bytes]:
         """Make the event of a wait's record available to the next wait for it.
 
-        Return what the next write makes of the record; nothing if the wait received no event.
+        Return the changed record for the next write; empty if the wait received no event.
         """
         record = self.get(key)
         event = record.get("event")
@@ -186,55 +184,55 @@ class History(Records):
     def claim(self, key: str, by: str) -> dict[str, bytes]:
         """Hand the event of an unclaimed record to the wait whose record gets the key `by`.
 
-        Return what the same write makes of the first record: a mark that its event was received.
+        Return the changed first record for the same write, marked as received.
         """
         record = self.unclaimed.pop(key)
         record["unclaimed"] = ""
         return {} if key == by else {key: codec.dumps(record)}
 
     def open_wait(self, wait: PendingWait) -> PendingWait:
-        """Begin a wait, or return the one that began under this id in an earlier activation."""
-        # A wait that began before a crash or suspension keeps the wake time that was stored then.
+        """Begin a wait, or return the wait with this id that began in an earlier activation."""
+        # A wait that began before a crash or suspension keeps its stored wake time.
         return self.waits.get(wait["id"]) or self.waits.put(wait["id"], wait)
 
     def change_wait(self, wait: PendingWait) -> PendingWait:
-        """Begin a wait, or replace the one that has this id."""
+        """Begin a wait, or replace the wait with this id."""
         if is_ask(wait):
             self.asks[wait.get("event", "")] = wait
         return self.waits.put(wait["id"], wait)
 
     def close_wait(self, id: str) -> None:
-        """End a wait; one with a token stays among `asks` until its answer is recorded."""
+        """End a wait; a wait with a token stays among `asks` until its answer is recorded."""
         self.waits.remove(id)
 
     def close_ask(self, id: str) -> None:
-        """End a wait with a token that nothing can answer any more."""
+        """End a wait whose token can no longer be answered."""
         self.asks.pop(self.waits[id].get("event", ""), None)
         self.close_wait(id)
 
     def forget_waits(self) -> None:
-        """Forget what the run waits for: the next write contains the whole run."""
-        # `asks` stays: their tokens are closed before the write that drops the waits.
+        """Forget all waits; the next write contains the whole run."""
+        # `asks` is kept: the tokens are closed before the write that drops the waits.
         self.waits = Tracked()
 
     def set_metadata(self, name: str, value: Any) -> None:
-        """Change the run's metadata: durable with the next write, whatever that is for."""
+        """Change the run's metadata; the change is stored with the next write."""
         if self.metadata.get(name) != value:
             self.metadata.put(name, value)
 
     def add_act(self, act: dict[str, Any]) -> None:
-        """Record who intervened in the run: durable with the next write."""
+        """Record an operator's act; it is stored with the next write."""
         for name, value in with_act(self.metadata, act).items():
             self.set_metadata(name, value)
 
     def open_children(self, branches: Set[str] | None = None) -> list[str]:
-        """Return the ids of runs that are to end with this one, or with one of these branches.
+        """Return the ids of child runs that must end with this run, or with one of these branches.
 
-        Some of them may have ended.
+        Some of them may already have ended.
         """
         if not self.waits and not self.children:
             return []
-        # A call that still waits for its run has no record: the wait says which run that is.
+        # A call that still waits for its run has no record; the wait names the run.
         starts = [
             *self.children,
             *(
@@ -248,39 +246,39 @@ class History(Records):
         return [run_id for start in starts for run_id in start.run_ids]
 
     def cancel_runs(self, name: str, run_ids: Sequence[str], at: str, tag: str = "") -> None:
-        """Cancel runs that this run started; they are told after its next write.
+        """Cancel runs that this run started; the request is delivered after the next write.
 
-        They have the `tag`, or else that of the children of this run.
+        They have the `tag`, by default the tag of this run's children.
         """
         if run_ids:
-            # They must recognise a request that is repeated after a crash, and no other as one.
+            # The id lets them recognize a request that is repeated after a crash, and only that.
             facts: OutboxItem = {"id": f"{name}@{at}", "runs": list(run_ids)}
             if tag:
                 facts["tag"] = tag
             self.outbox.put(f"cancel:{name}", {"cancel": facts})
 
     def next_generation(self, data: object) -> "History":
-        """Return the history with which the run begins again with the input `data`.
+        """Return the history with which the run starts over with the input `data`.
 
-        Events that a wait received and whose branch never saw them are kept: they are consumed, and
-        no longer in the inbox.
+        Events that a wait received but no branch saw are kept: they are consumed, and no longer in
+        the inbox.
         """
         generation = self.generation + 1
         following = History(self.name)
         kept = without_patches(self.metadata)
         following.metadata.update({**kept, "input": data, "generation": generation})
         following.outbox, following.asks = self.outbox, self.asks
-        # The call that triggered the run may be repeated, and must recognise its payload.
+        # The call that triggered the run may be repeated, and must recognize its payload.
         following.metadata.setdefault("firstInput", self.metadata.get("input"))
         for key, record in self.unclaimed.items():
-            # Under a name that no call of the next generation has.
+            # Under a name that no call of the next generation can have.
             name = f"~unclaimed:{generation}:{key}"
             facts: Any = {**record, "branch": "", "call": name}
             following.load({name: facts})
         return following
 
     def without_records(self) -> "History":
-        """Return a history that has the run's name, metadata and children, and no records."""
+        """Return a history with the run's name, metadata and children, but no records."""
         empty = History(self.name)
         empty.metadata = self.metadata
         empty.waits, empty.children, empty.outbox = self.waits, self.children, self.outbox
@@ -295,7 +293,7 @@ class History(Records):
         return replica
 
     def copy(self) -> "History":
-        """Return the history as it is now; what is recorded later is not in it."""
+        """Return a copy of the history, which later records do not change."""
         copied = History(self.name)
         copied._records = dict(self._records)
         copied.metadata = self.metadata
@@ -312,7 +310,7 @@ class History(Records):
         metadata: Mapping[str, Any] | None = None,
         staged: Sequence[EncodedRecord] = (),
     ) -> bytes:
-        """Return the snapshot as JSON, with records that are `staged` but not yet published."""
+        """Encode the snapshot as JSON, with records that are `staged` but not yet published."""
         records = self._records
         keys: Iterable[str] = records
         if include != "all" or limit is not None or since is not None:
@@ -320,7 +318,7 @@ class History(Records):
         snapshot: dict[str, Any] = {"formatVersion": 1, "workflowName": self.name}
         steps: dict[str, object] = {}
         for key in keys:
-            # Without a call for each record: a run is encoded whenever it is suspended or ends.
+            # Without a call per record, because a run is encoded whenever it is settled.
             record = records[key]
             steps[key] = msgspec.Raw(record) if type(record) is bytes else record
         snapshot["steps"] = steps
@@ -346,7 +344,7 @@ class History(Records):
         return keys if limit is None else keys[:limit]
 
     def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
-        """Return the summary of the run whose snapshot has so many bytes."""
+        """Return the summary of the run, whose snapshot has `size` bytes."""
         count, failed = len(self._records), self.count_failures()
         last, waits = self.last_record, execution.get("pending", ())
         return encode_summary(self.metadata, execution, count, failed, last, size, waits)

@@ -1,4 +1,4 @@
-"""How a step's function is called: awaited, in a thread or in place, with or without a timeout."""
+"""Call a step's function: awaited, in a thread or in place, with or without a timeout."""
 
 import asyncio
 import inspect
@@ -25,7 +25,7 @@ def is_awaited(fn: Any) -> bool:
 
 
 async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a step's function: async and lambdas in place, any other in a thread."""
+    """Call a step's function: async functions and lambdas in place, any other in a thread."""
     code = getattr(fn, "__code__", None)
     style = _styles.get(code) if code is not None else None
     if style is None:
@@ -40,9 +40,9 @@ async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         value = fn(*args)
     else:
         value = await asyncio.to_thread(_in_thread, fn, args)
-        # A thread that has ended already is not waited for from Python 3.13 on. What it asked the
-        # loop to do, such as a report, is to happen before the step ends.
-        await asyncio.sleep(0)  # noqa: TID251  # no time passes: the loop turns once
+        # Since Python 3.13, awaiting a thread that has already ended does not yield. What it asked
+        # the loop to do, such as a report, must happen before the step ends.
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes: one iteration of the loop
     return await value if inspect.isawaitable(value) else value
 
 
@@ -65,7 +65,7 @@ def _call_style(fn: Callable[..., Any]) -> int:
 
 
 def check_callable(id: str, fn: object) -> None:
-    """Raise, and explain thunks, when a step was given something that cannot be called."""
+    """Raise, with a hint about thunks, if a step was given something that cannot be called."""
     if callable(fn):
         return
     if inspect.isawaitable(fn):
@@ -82,11 +82,11 @@ def check_callable(id: str, fn: object) -> None:
 
 
 class Elapsed(Exception):
-    """The time was over first."""
+    """The time ran out first."""
 
 
 async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
-    """Await `work`; when the clock passes `after` first, cancel it and raise `Elapsed`."""
+    """Await `work`; if `after` passes on the clock first, cancel it and raise `Elapsed`."""
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
@@ -102,12 +102,13 @@ async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
     try:
         return await work
     except asyncio.CancelledError:
-        # One more than ours: the caller was cancelled too, and must not see a timeout instead.
+        # If there is one more than ours, the caller was cancelled too, and must not see a timeout
+        # instead.
         if elapsed and task.cancelling() <= cancels + 1:
             raise Elapsed from None
         raise
     finally:
         timer.cancel()
         if elapsed:
-            # The count is the caller's again: an `asyncio.timeout` around the step compares it.
+            # Restore the caller's count, which an `asyncio.timeout` around the step compares.
             task.uncancel()

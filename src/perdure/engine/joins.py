@@ -1,4 +1,4 @@
-"""Several branches at once: what `step.all`, `step.map` and `step.race` do."""
+"""Run several branches at once: the implementation of `step.all`, `step.map` and `step.race`."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ Name: TypeAlias = str | int
 
 @contextmanager
 def closed_if_refused(work: Sequence[object]) -> Generator[None]:
-    """Close coroutines if the call that was to await them is refused."""
+    """Close coroutines if the call that would await them is refused."""
     try:
         yield
     except BaseException:
@@ -36,9 +36,9 @@ def closed_if_refused(work: Sequence[object]) -> Generator[None]:
 async def run_all(
     run: Execution, names: Sequence[str], work: Sequence[Coroutine[Any, Any, Any]]
 ) -> tuple[Any, ...]:
-    """Run each coroutine in a branch of its own; wait for all, then raise the first failure.
+    """Run each coroutine in its own branch; wait for all, then raise the first failure.
 
-    A branch with an empty name is numbered, like that of a task.
+    A branch with an empty name is numbered, like the branch of a task.
     """
     with closed_if_refused(work):
         branch = run.branches.current(run.run_id, "step.all")
@@ -53,7 +53,7 @@ async def _finish(tasks: Sequence[Task]) -> None:
         try:
             await asyncio.wait(tasks)
         finally:
-            # If the caller was cancelled: no branch may outlive the call that started it.
+            # In case the caller was cancelled: no branch may outlive the call that started it.
             await cancel_and_wait(tasks)
 
 
@@ -62,9 +62,8 @@ async def run_each(
 ) -> list[Any]:
     """Perform the calls of a map, up to `concurrency` at once; return their values in order.
 
-    After a failure no other call is started. Those that run are finished, so that their work is
-    recorded; then the first failure is raised. With `collect` everything runs, and results are
-    returned.
+    After a failure, no other call is started. Running calls finish, so that their work is recorded;
+    then the first failure is raised. With `collect`, everything runs, and results are returned.
     """
     todo = deque(enumerate(calls))
     values: list[Any] = [None] * len(calls)
@@ -103,8 +102,8 @@ async def run_each(
 class Racer:
     """A branch of a race: a coroutine, or a function that is called when the branch starts.
 
-    `call` is the call of a step or wait, if the branch is nothing but that. `waits` are the waits
-    for events whose values reach no code of the branch, only the race.
+    `call` is the call of a step or wait, if the branch consists of nothing else. `waits` are waits
+    for events whose values are seen only by the race, not by code of the branch.
     """
 
     __slots__ = ("branch", "call", "name", "waits", "work")
@@ -120,7 +119,7 @@ class Racer:
         """Start the branch."""
         if not inspect.iscoroutine(self.work):
             return self.branch.spawn(self._enter(self.work))
-        # Not by way of another coroutine: if that were cancelled before it starts, this one would
+        # Not wrapped in another coroutine: if that was cancelled before it started, this one would
         # never be awaited.
         self._look_at(self.work)
         return self.branch.spawn(self.work)
@@ -152,10 +151,10 @@ def _waits_of(work: Any) -> Iterator[StepCall]:
 async def race(
     run: Execution, call: StepCall, names: Sequence[Name], work: Sequence[Any]
 ) -> tuple[Name, Any]:
-    """Run branches until the first has ended, cancel the others, and record which one it was.
+    """Run branches until the first has ended, cancel the others, and record the winner.
 
-    The value is not recorded again: a replay starts only the winner, whose steps answer from their
-    records. The record of a race that failed contains the failure.
+    The value is not recorded again: a replay starts only the winner, whose steps are answered from
+    their records. The record of a failed race contains the failure.
     """
     try:
         parent = call.branch.below(call.call, run.branches.current(run.run_id, call.id))
@@ -191,8 +190,8 @@ async def _decide(
         answered = _answered(run, winner, racers)
         winner = answered or winner
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
-        # In the write that records the winner: a replay does not start the losers, and so would not
-        # know of their children.
+        # In the same write as the winner: a replay does not start the losers, so it would not know
+        # about their children.
         losers = {racer.branch.path for racer in racers if racer is not winner}
         started = run.history.open_children(losers)
         run.history.cancel_runs(call.wait_id(), started, isoformat(run.clock.now()))
@@ -208,9 +207,10 @@ async def _decide(
 
 
 def _answered(run: Execution, winner: Racer, racers: Iterable[Racer]) -> Racer | None:
-    """Return the branch that wins instead: one that is a question, and was answered in time.
+    """Return the branch that wins instead, if it is a question that was answered in time.
 
-    The person who answered was told that the answer counts. The function has seen neither branch.
+    The person who answered was told that the answer counts. The function has not seen the result of
+    either branch.
     """
     if _is_answered(run, winner):
         return None
@@ -274,7 +274,7 @@ async def _replay_all(
 
 
 def _retrieve(task: Task) -> None:
-    """Mark the exception of a task as seen: no code waits for it."""
+    """Mark the exception of a task as retrieved, because no code waits for it."""
     if not task.cancelled():
         task.exception()
 
@@ -283,8 +283,8 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     """Return the first branch to end, with its task; the others were cancelled and have ended.
 
     If several ended in one iteration of the event loop, it is the first of them in their order.
-    Tasks that a branch created are cancelled too, also those that it no longer waits for: a replay
-    starts none of those that a loser created, so they must not receive events any more.
+    Tasks that a branch created are cancelled too, including those that it no longer waits for: a
+    replay starts none of those that a loser created, so they must no longer receive events.
     """
     tasks = [racer.start() for racer in racers]
     try:
@@ -297,7 +297,7 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
 
 
 def _verdict(run: Execution, winner: Racer) -> dict[str, Any]:
-    """Return the value of a race's record: who won, and the key of its record if it has one."""
+    """Return the value of a race's record: the winner, and the key of its record if it has one."""
     call = winner.call
     key = None if call is None else run.history.find(call.path, call.call)
     return {"winner": winner.name} if key is None else {"winner": winner.name, "record": key}
@@ -320,7 +320,7 @@ def _recorded_winner(
 
 
 def _discard(run: Execution, work: Sequence[object]) -> None:
-    """Close the branches that were not started, and do not miss the use of their records."""
+    """Close the branches that were not started, and count their records as used."""
     for each in unstarted(work):
         _skip(run, flattened(arguments_of(each).values()))
         each.close()
@@ -333,12 +333,12 @@ def _skip(run: Execution, values: Iterable[object]) -> None:
 
 
 def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
-    """Return the records of events that branches below `parent` received and never saw.
+    """Return the records of events that branches below `parent` received but never saw.
 
     A race may cancel a branch while the record of its wait is being written. The record was
-    accepted, so the event is consumed, but the function never sees it there: the write that records
-    the winner also makes it available to the next wait. If the process dies between the two writes,
-    the branch answers from its record and may win the race instead.
+    accepted, so the event is consumed, but the function never sees it: the write that records the
+    winner also makes it available to the next wait. If the process dies between the two writes, the
+    branch is answered from its record, and may win the race instead.
     """
     unseen, run.unseen_events = run.unseen_events, []
     below: dict[str, bytes] = {}
@@ -351,7 +351,7 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
 
 
 def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:
-    """Remember the events that only a race could have seen which was cancelled itself."""
+    """Remember the events that only a race could have seen, if the race was itself cancelled."""
     for racer in racers:
         for call in racer.waits:
             if (key := run.history.find(call.path, call.call)) is not None:
@@ -362,7 +362,7 @@ def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:
 def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dict[str, bytes]:
     """Return the records of events that losers received, and that only the race could have seen.
 
-    Two waits may end in one iteration of the event loop, above all if a crash left both recorded.
+    Two waits may end in one iteration of the event loop, especially if a crash left both recorded.
     """
     history, unclaimed = run.history, dict[str, bytes]()
     for call in (call for racer in racers if racer is not winner for call in racer.waits):

@@ -1,4 +1,4 @@
-"""What of a value could not be recorded as it was: said once, when the record is made."""
+"""Warn about parts of a value that could not be recorded, once, when the record is made."""
 
 import logging
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
-    """Log and return a warning for each part of a value that could not be recorded as it was."""
+    """Log and return a warning for each part of a value that could not be recorded exactly."""
     for loss in losses:
         logger.warning("step %r: %s", key, _explain(loss))
     return tuple(
@@ -19,7 +19,7 @@ def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str],
 
 
 def _explain(loss: codec.Loss) -> str:
-    """Return what cannot be restored, and what to write if only its class has to be known."""
+    """Explain what cannot be restored, and how to fix it if only its class is missing."""
     what = "" if loss.cls is None else f" ({loss.cls.__name__})"
     text = (
         f"{loss.path}{what} cannot come back after a crash as it was ({loss.reason}), so the "
@@ -30,7 +30,7 @@ def _explain(loss: codec.Loss) -> str:
     if loss.cls is None or loss.reason != "non-json" or not codec.is_restorable(loss.cls):
         return f"{text} Return plain data, or objects with fields, from the step"
     name = loss.cls.__name__
-    # A part of a value is restored by the type of the whole, which is not known here.
+    # A part of a value is restored by the type of the whole value, which is unknown here.
     whole = name if loss.path.isidentifier() else f"…{name}…"
     return (
         f"{text} Write returns={whole}, or pass a function with that return annotation instead of "

@@ -1,8 +1,8 @@
-"""Many runs of one workflow: started in chunks, and one message when the last has ended.
+"""Many runs of one workflow, started in chunks, with one message when the last has ended.
 
-The runs report their ends to a log, a run that no process ever leases. The one whose report
-completes the log sends a message to the parent, which so wakes once for any number of children. It
-reads the log, records the results in chunks, and deletes the log.
+The runs report their ends to a log: a run that no process ever leases. The run whose report
+completes the log sends a message to the parent, so that the parent wakes once for any number of
+children. It reads the log, records the results in chunks, and deletes the log.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from perdure.snapshot.record import result_of
 
 CHUNK = 1000
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
-"""How many children, and how many bytes of their payloads, one entry starts at most."""
+"""The maximum number of children, and of bytes of their payloads, that one entry starts."""
 
 FULL = "~full:"
-"""Begins the name of the message that says that the last child has ended."""
+"""The prefix of the name of the message that reports that the last child has ended."""
 
 OnError: TypeAlias = Literal["raise", "collect"]
 
@@ -39,7 +39,7 @@ OnError: TypeAlias = Literal["raise", "collect"]
 class RunMap:
     """One call of `step.map_runs`: its children are numbered in the order of the items.
 
-    `base` begins the ids of the children. Records are in a branch of their own.
+    `base` is the prefix of the ids of the children. Records are in a separate branch.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class RunMap:
         self._base = ""
         self._event = ""
         self._is_seen = False
-        # Children that did not succeed before this time were continued.
+        # Children that failed or were cancelled before this time were continued.
         self._retried_at: str = run.history.metadata.get("retriedAt", "")
 
     async def conclude(self, failure: RunFailed | None) -> None:
-        """Record that the function sees the results, or the failure, which is then raised.
+        """Record that the function sees the results, or a failure, which is then raised.
 
-        A retry drops the failure only if it ended the run: one that the function handled stays.
+        A retry drops the failure only if it ended the run; a failure that the function handled
+        stays.
         """
         if self._is_seen or not self._items:
             return
@@ -84,7 +85,7 @@ class RunMap:
         if not self._items:
             return []
         if (found := self._run.recorded(self._call)) is not None:
-            # It raises again what it raised; otherwise the function has seen these results.
+            # This raises the recorded failure again; otherwise the function has seen these results.
             self._retried_at = await self._run.answer(self._call, *found)
             self._is_seen = True
         await self._start_all()
@@ -100,7 +101,7 @@ class RunMap:
         return call
 
     async def _start_all(self) -> None:
-        """Start the runs, a chunk with each record."""
+        """Start the runs, one chunk per record."""
         first = 0
         while first < len(self._items):
             call = self._inner(f"start[{first}]")
@@ -144,7 +145,7 @@ class RunMap:
             item = self._children.new_runs(
                 self._target, payloads, self._base, first, name, self._options, full
             )
-            # Before the record is written, so that the same write contains it.
+            # Before the record is written, so that the same write contains the item.
             run.history.outbox.put(f"start:{call.wait_id()}", item)
             value = await run.succeed(call, facts)
             run.history.children.add(facts, call.path)
@@ -166,7 +167,7 @@ class RunMap:
         return [self._inner(f"results[{n}]") for n in range(-(-len(self._items) // CHUNK))]
 
     async def _wait(self) -> None:
-        """Wait for the message that the log is complete; the first record consumes it."""
+        """Wait for the message that reports a complete log; the first record consumes it."""
         call = self._call
         async with self._run.in_flight(call):
             try:
@@ -181,7 +182,7 @@ class RunMap:
                 }
                 answer = await self._run.spend(self._run.history.open_wait(wait))
                 if answer is None:
-                    # It has no timeout, so an operator has ended it.
+                    # The wait has no timeout, so an operator has ended it.
                     self._cancel()
                     seconds = self._run.clock.monotonic() - call.started
                     await self._run.fail(call, StepTimeout(call.id, seconds))
@@ -199,17 +200,17 @@ class RunMap:
     async def _is_complete(self) -> bool:
         """Return whether all runs had ended when this run was retried.
 
-        The message that says so may have come while this run was over, which receives none.
+        The message that reports it may have come while this run was over and received no messages.
         """
         if "retriedAt" not in self._run.history.metadata:
             return False
         return len(await self._reported()) >= len(self._items)
 
     async def _reported(self) -> dict[str, Any]:
-        """Return what the runs have reported, by their numbers."""
+        """Return the reported outcomes, by the numbers of the runs."""
         try:
             return dict(await self._host.read_log(f"~log:{self._base}"))
-        except Exception as error:  # noqa: BLE001  # whatever keeps the log from being read
+        except Exception as error:  # noqa: BLE001  # the log cannot be read
             raise self._run.break_off(error) from error.__cause__
 
     async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
@@ -225,7 +226,7 @@ class RunMap:
                 reported = await self._reported()
             last = min((number + 1) * CHUNK, len(self._items))
             chunk = [self._outcome(reported, index) for index in range(number * CHUNK, last)]
-            # The first record shows that the log was complete: the message is not needed any more.
+            # The first record shows that the log was complete, so the message is no longer needed.
             call.consumes = self._call.consumes if number == 0 else ()
             outcomes += await self._record(call, chunk, is_last=call is calls[-1])
         return outcomes
@@ -244,8 +245,8 @@ class RunMap:
         run = self._run
         async with run.in_flight(call):
             if is_last:
-                # With the last record, not earlier: if this process dies before it is written, the
-                # next owner reads the log again.
+                # With the last record, not earlier: if this process dies first, the next owner
+                # reads the log again.
                 call.run = self._base
                 run.history.outbox.put(f"delete:{call.wait_id()}", {"delete": f"~log:{self._base}"})
             value = await run.succeed(call, chunk)
@@ -256,7 +257,7 @@ class RunMap:
     async def _result(self, index: int, outcome: Any) -> Ok[Any] | Err[Any]:
         run_id, run = f"{self._base}/{index}", self._run
         if not outcome["ok"] and outcome["at"] <= self._retried_at:
-            # The parent was retried after this child had failed, so the child is continued.
+            # The parent was retried after this child had failed, so the child has been continued.
             call = self._inner(f"again[{index}]@{self._retried_at}")
             call.kind, call.fn = "result", self._target.fn
             try:
@@ -278,7 +279,7 @@ class RunMap:
 async def map_runs(
     run_map: RunMap, call: StepCall, on_error: OnError, tolerate: int | None
 ) -> list[Any]:
-    """Return the outputs, or the results; raise if more runs failed than are tolerated."""
+    """Return the outputs or results; raise if more runs failed than are tolerated."""
     results = await run_map.results()
     failures = [result.error for result in results if isinstance(result, Err)]
     await run_map.conclude(_failure(call, len(results), failures, on_error, tolerate))
@@ -308,4 +309,4 @@ def _failure(
 
 
 def _chunk() -> Any:
-    """Stands for the function of calls whose values are the engine's own."""
+    """A placeholder for the function of calls whose values are the engine's own."""

@@ -6,7 +6,7 @@ class Tenancy(Middleware):
             return await call()
 
 Context variables that it sets reach the function, its branches and the functions of its steps. A
-replayed step is not executed, so what happens around a step happens once per execution.
+replayed step is not executed, so `around_step` is called once per execution.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 Call: TypeAlias = Callable[[], Awaitable[Any]]
 
 USER = "userMetadata"
-"""The name under which the user's metadata are stored, apart from those of the engine."""
+"""The name under which the user's metadata is stored, separate from the engine's."""
 
 MAX_METADATA = 8192
-"""How many bytes the metadata of a run may have as JSON: every rest writes them."""
+"""The maximum size of a run's metadata as JSON, in bytes: every rest writes it."""
 
 
 class ObservedRun(Protocol):
-    """What middleware is told about the execution of a run."""
+    """What middleware can see of the execution of a run."""
 
     @property
     def run_id(self) -> str: ...
@@ -58,7 +58,7 @@ class ObservedRun(Protocol):
 
 
 class Activation(msgspec.Struct, frozen=True):
-    """How this process came to drive a run: see `RunContext`."""
+    """How this process got to execute a run: see `RunContext`."""
 
     epoch: int = 0
     takeovers: int = 0
@@ -68,7 +68,7 @@ class Activation(msgspec.Struct, frozen=True):
 class RunContext:
     """One activation of a run: from its lease until it ends or is suspended.
 
-    `epoch` is the fencing token of the lease, `takeovers` how many owners in a row lost the run
+    `epoch` is the fencing token of the lease, `takeovers` is how many owners in a row lost the run
     without progress. `due_at` is when the run became due, if that is known.
     """
 
@@ -92,17 +92,17 @@ class RunContext:
 
     @property
     def version(self) -> int:
-        """The version of the workflow that drives the run."""
+        """The version of the workflow that executes the run."""
         return version_of(self._run.history.metadata)
 
     @property
     def generation(self) -> int:
-        """How often the run began, from 1."""
+        """The generation of the run, from 1."""
         return generation_of(self._run.history.metadata)
 
     @property
     def payload(self) -> Any:
-        """The payload the run was triggered with."""
+        """The payload with which the run was triggered."""
         return self._run.payload
 
     @property
@@ -112,13 +112,13 @@ class RunContext:
 
     @property
     def created_at(self) -> datetime | None:
-        """When the run was triggered, or last started again; `None` if that is not stored."""
+        """When the run was triggered or last restarted; `None` if that is not stored."""
         created = created_at_of(self._run.history.metadata)
         return parse_iso(created) if created else None
 
     @property
     def now(self) -> datetime:
-        """The time, by the clock of the run."""
+        """The current time, by the clock of the run."""
         return self._run.clock.now()
 
     @property
@@ -133,18 +133,19 @@ class RunContext:
 
     @property
     def interrupted_by(self) -> BaseException | None:
-        """Why the function was stopped before its end: `Suspended`, `Cancelled`, `ContinuedAsNew`,
-        `LeaseLost` or an error of the store; `None` if it ended by itself.
+        """Why the function was stopped before its end, or `None` if it ended normally.
+
+        This is `Suspended`, `Cancelled`, `ContinuedAsNew`, `LeaseLost` or an error of the store.
         """
         return self._run.broken
 
     def update_metadata(self, **values: Any) -> None:
-        """Change metadata of the run: they are stored with its next write."""
+        """Change metadata of the run; the change is stored with its next write."""
         self._run.history.set_metadata(USER, check_metadata({**self.metadata, **values}))
 
 
 class StepContext:
-    """One step that is executed in this activation; `key` is that of its record."""
+    """A step that is executed in this activation; `key` is the key of its record."""
 
     __slots__ = ("_call", "run")
 
@@ -169,7 +170,7 @@ class StepContext:
 
     @property
     def branch(self) -> str:
-        """The path of the branch that called the step; empty for the function itself."""
+        """The path of the branch that called the step, or "" for the function itself."""
         return self._call.path
 
     @property
@@ -179,7 +180,7 @@ class StepContext:
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
+        """The number of the attempt, from 1."""
         return self._call.attempt
 
 
@@ -193,12 +194,12 @@ class WorkerContext(Protocol):
 
     @property
     def concurrency(self) -> int:
-        """How many runs it drives at once."""
+        """How many runs it executes at once."""
         ...
 
     @property
     def running(self) -> int:
-        """How many runs it is driving."""
+        """How many runs it is executing."""
         ...
 
     @property
@@ -207,13 +208,11 @@ class WorkerContext(Protocol):
         ...
 
     async def stats(self) -> Any:
-        """Return how many runs the store has by status, and the oldest due one, as a
-        `perdure.store.Stats`; `None` if the store cannot count.
-        """
+        """Return the `perdure.store.Stats` of the store; `None` if the store cannot count."""
         ...
 
     def observe_appends(self, callback: Callable[[float], None], /) -> None:
-        """Call `callback` with how many seconds each write of step records takes."""
+        """Call `callback` with the duration in seconds of each write of step records."""
         ...
 
 
@@ -229,8 +228,8 @@ class SentSignal(Protocol):
 class Middleware:
     """The base class of middleware: override what you need.
 
-    What `around_run` and `around_step` return or raise is what the run or the step returns or
-    raises, and is recorded. They call `call()` at most once, in their own task. A suspension, a
+    Whatever `around_run` and `around_step` return or raise becomes the outcome of the run or step,
+    and is recorded. They call `call()` at most once, in their own task. A suspension, a
     cancellation and a lost lease pass through as `asyncio.CancelledError`; catching it changes
     nothing. Tasks that middleware starts are not branches of the run.
     """
@@ -247,11 +246,11 @@ class Middleware:
         return await call()
 
     def after_run(self, run: RunContext, status: RunStatus | None) -> None:
-        """Called when an activation is over, and the run was stored with this status: one of
-        a run that has ended or waits, or `running` or `queued` if it is to be continued at once.
+        """Called when an activation has ended, and the run was stored with this status.
 
-        `None` means that nothing was stored: the lease was lost, the store failed, or the process
-        is shutting down. The run continues from its records.
+        The status is that of a run that has ended or waits, or `running` or `queued` if it will be
+        continued at once. `None` means that nothing was stored: the lease was lost, the store
+        failed, or the process is shutting down. The run continues from its records.
         """
 
     def on_retry(self, step: StepContext, error: Exception, delay: timedelta) -> None:
@@ -262,13 +261,13 @@ class Middleware:
         return await call()
 
     async def around_worker(self, worker: WorkerContext, call: Call) -> Any:
-        """Let a worker work; `call()` returns when it has been drained."""
+        """Run a worker; `call()` returns when it has been drained."""
         return await call()
 
     def metadata(self, workflow: str, run_id: str) -> Mapping[str, Any]:
-        """Return metadata for a run that is about to be started by the calling code.
+        """Return metadata for a run that the calling code is about to start.
 
-        Metadata that were passed to `trigger` take precedence.
+        Metadata that was passed to `trigger` takes precedence.
         """
         return {}
 
@@ -289,7 +288,7 @@ class Around:
 
     @property
     def has_steps(self) -> bool:
-        """Whether anything is to be called around steps, or between their attempts."""
+        """Whether there is middleware for steps or retries."""
         return bool(self._steps or self._retries)
 
     def retry(self, call: StepCall, error: Exception, delay: timedelta) -> None:
@@ -298,17 +297,17 @@ class Around:
             _report(self._retries, StepContext(self._context, call), error, delay)
 
     def after(self, status: RunStatus | None) -> None:
-        """Report how the run was left."""
+        """Report the status with which the run was stored."""
         _report(reversed(self._after), self._context, status)
 
     async def run(self, function: Call) -> Any:
-        """Call the workflow function, inside what is to be called around it."""
+        """Call the workflow function inside its middleware."""
         if not self._runs:
             return await function()
         branch, task = POSITION.get(), asyncio.current_task()
 
         async def innermost() -> Any:
-            # A branch is a task: the steps of another task would belong to another branch.
+            # A branch is a task, so steps called in another task would belong to another branch.
             if asyncio.current_task() is not task:
                 raise PerdureError("around_run must await call() in its own task")
             token = POSITION.set(branch)
@@ -317,17 +316,17 @@ class Around:
             finally:
                 POSITION.reset(token)
 
-        # Tasks of the middleware must not move the numbers of branches.
+        # Tasks of the middleware must not affect the numbers of branches.
         with outside_runs():
             return await _nested(self._runs, self._context, innermost)()
 
     async def step(self, call: StepCall, execute: Call) -> Any:
-        """Execute a step, inside what is to be called around it."""
+        """Execute a step inside its middleware."""
         return await _nested(self._steps, StepContext(self._context, call), execute)()
 
 
 def _report(handlers: Iterable[Callable[..., Any]], *facts: object) -> None:
-    """Call handlers whose answer does not matter; an error is logged and harms nothing."""
+    """Call handlers whose results do not matter; errors are only logged."""
     for handler in handlers:
         try:
             handler(*facts)
@@ -336,8 +335,8 @@ def _report(handlers: Iterable[Callable[..., Any]], *facts: object) -> None:
 
 
 def _overriding(middleware: Sequence[Middleware], name: str) -> list[Callable[..., Any]]:
-    """Return this method of all middleware that has one of its own."""
-    # Asked once per activation, so that a step does not pay for methods that do nothing.
+    """Return this method of all middleware that overrides it."""
+    # Determined once per activation, so that a step does not pay for methods that do nothing.
     inherited = getattr(Middleware, name)
     return [getattr(each, name) for each in middleware if getattr(type(each), name) != inherited]
 
@@ -345,13 +344,13 @@ def _overriding(middleware: Sequence[Middleware], name: str) -> list[Callable[..
 async def send_signals(
     middleware: Sequence[Middleware], signals: Sequence[SentSignal], send: Call
 ) -> Any:
-    """Send events to runs, inside what is to be called around that."""
+    """Send events to runs inside the middleware."""
     handlers = _overriding(middleware, "around_signal")
     return await _nested(handlers, signals, send)()
 
 
 async def let_work(middleware: Sequence[Middleware], worker: WorkerContext, work: Call) -> None:
-    """Let a worker work, inside what is to be called around that."""
+    """Run a worker inside its middleware."""
     await _nested(_overriding(middleware, "around_worker"), worker, work)()
 
 
@@ -363,7 +362,7 @@ def _nested(handlers: Iterable[Callable[[Any, Call], Any]], context: object, inn
 
 
 class _Once:
-    """A function that can be called once: a second call would repeat what is recorded once."""
+    """A function that can be called only once: a second call would repeat what is recorded once."""
 
     __slots__ = ("_inner",)
 
@@ -378,13 +377,11 @@ class _Once:
 
 
 EVERYWHERE: list[Middleware] = []
-"""Middleware of every runtime and client that is created, outside what is passed to it."""
+"""Middleware of every new runtime and client, outside the middleware that is passed to it."""
 
 
 def check_middleware(around: object) -> tuple[Middleware, ...]:
-    """Return middleware as a tuple, after that which is used everywhere and not among it; raise
-    `InvalidArgument` if it is anything else.
-    """
+    """Return the global and the given middleware as a tuple, or raise `InvalidArgument`."""
     expected = "a list of instances of perdure.Middleware"
     if isinstance(around, str | bytes) or not isinstance(around, Iterable):
         raise InvalidArgument("around", around, expected)
@@ -398,13 +395,13 @@ def check_middleware(around: object) -> tuple[Middleware, ...]:
 
 
 def user_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what users stored in a run's metadata, apart from the engine's names."""
+    """Return the user's part of a run's metadata."""
     stored = metadata.get(USER)
     return stored if type(stored) is dict else {}
 
 
 def check_metadata(value: object) -> dict[str, Any]:
-    """Check for a JSON object with a few values; return a copy of it."""
+    """Check for a small JSON object; return a copy."""
     expected = f"a JSON object of at most {MAX_METADATA} bytes"
     if not isinstance(value, Mapping):
         raise InvalidArgument("metadata", value, expected)
@@ -423,10 +420,10 @@ def check_metadata(value: object) -> dict[str, Any]:
 def add_metadata(
     metadata: dict[str, Any], around: Sequence[Middleware], workflow: str, run_id: str
 ) -> None:
-    """Add what middleware stores with a run that is about to be started."""
+    """Add the metadata that middleware stores with a run that is about to start."""
     combined: dict[str, Any] = {}
     for each in around:
         combined.update(each.metadata(workflow, run_id))
     if combined:
-        # What the caller passed has room of its own: middleware must not make it too large.
+        # The caller's metadata is checked separately, so that middleware cannot make it too large.
         metadata[USER] = {**check_metadata(combined), **user_metadata(metadata)}

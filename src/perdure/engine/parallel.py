@@ -1,4 +1,4 @@
-"""The part of the user's handle that runs several branches at once, with the types of their values.
+"""The part of the user's handle that runs several branches at once, with typed values.
 
 user, posts = await step.all(step("user", fetch_user, 1), step("posts", fetch_posts, 1))
 pages = await step.map("page", urls, fetch, concurrency=20)
@@ -72,11 +72,12 @@ class ParallelSteps:
     @overload
     def all(self, thunks: Thunks, /) -> Coroutine[object, None, dict[str, Any]]: ...
     def all(self, *work: Any) -> Coroutine[object, None, Any]:
-        """Await all of these at once, each in a branch of its own; return a tuple of their values.
+        """Await all arguments at once, each in its own branch; return a tuple of their values.
 
-        All are awaited, so that finished work is recorded; then the first failure, in their order,
-        is raised. They are calls of steps, waits, or coroutines that call several steps. A mapping
-        of names to functions runs a step for each name, and returns the values by name.
+        All of them are awaited to the end, so that finished work is recorded; then the first
+        failure, in order, is raised. They are calls of steps, waits, or coroutines that call
+        several steps. A mapping of names to functions runs a step for each name, and returns the
+        values by name.
         """
         run = self._run
         with closed_if_refused(work):
@@ -225,10 +226,10 @@ class ParallelSteps:
         """Run a step for each item, up to `concurrency` at once; return the values in order.
 
         `retry`, `timeout` and `undo` apply to each step. A record is named after the item's index,
-        or after `key(item)`, so that items may be added or change places. After a failure no other
-        step is started; those that run are finished, and the first failure, in the order of the
-        items, is raised. With `on_error="collect"` everything runs, and `Ok` or `Err` is returned
-        for each item.
+        or after `key(item)`, so that items may be added or reordered. After a failure, no other
+        step is started; running steps finish, and the first failure, in the order of the items, is
+        raised. With `on_error="collect"` everything runs, and `Ok` or `Err` is returned for each
+        item.
         """
         check_int(concurrency, "concurrency")
         if not isinstance(items, Iterable):
@@ -282,11 +283,12 @@ class ParallelSteps:
     @overload
     def race(self, id: str, thunks: Thunks, /) -> Coroutine[object, None, tuple[str, Any]]: ...
     def race(self, id: str, /, *work: Any) -> Coroutine[object, None, Any]:
-        """Run these at once; return the index and the value of the first to finish.
+        """Run all arguments at once; return the index and the value of the first to finish.
 
-        The others are cancelled. The winner is recorded, and a replay starts only the winner. They
-        are calls of steps, waits, or coroutines that call several steps. Of a mapping of names to
-        functions, each function is called in its branch, and the winner's name is returned.
+        The others are cancelled. The winner is recorded, and a replay starts only the winner. The
+        arguments are calls of steps, waits, or coroutines that call several steps. With a mapping
+        of names to functions, each function is called in its own branch, and the winner's name is
+        returned.
         """
         with closed_if_refused(work):
             names, branches = _racers(work)

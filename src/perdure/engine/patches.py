@@ -1,4 +1,4 @@
-"""Whether a run continues with changed code: the answer of `step.patched`."""
+"""Decide whether a run continues with changed code: the implementation of `step.patched`."""
 
 from perdure.engine.branches import Branch, join_path
 from perdure.engine.history import History
@@ -6,9 +6,9 @@ from perdure.snapshot.patches import Answer, answer_of, encode_answer, patch_nam
 
 
 def is_patched(history: History, branch: Branch, id: str) -> bool:
-    """Return the answer that this branch was given, or decide and keep it for the next write.
+    """Return this branch's answer, or decide it and keep it for the next write.
 
-    A branch that has recorded work ahead has been past this place with the old code.
+    A branch that has recorded work ahead has already passed this place with the old code.
     """
     name = patch_name(join_path(branch.path, id))
     answer = answer_of(history.metadata.get(name))

@@ -1,4 +1,4 @@
-"""Questions that programs ask a run, and the answers of the run."""
+"""Questions that programs ask a run, and the run's answers."""
 
 from typing import Any, Generic, TypeVar
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Question(msgspec.Struct, Generic[T], frozen=True):
-    """An event that a program sent with `ask`, and that waits for an answer.
+    """An event that a program sent with `ask`, waiting for the answer.
 
-    A run receives it by `step.wait_for_event(id, name, returns=Question[Item])` and answers with
+    A run receives it with `step.wait_for_event(id, name, returns=Question[Item])` and answers with
     `step.reply(question, value)`.
     """
 
@@ -29,7 +29,7 @@ def answer_key(question_id: str) -> str:
 
 
 def reply_call(run: Execution, question: object, value: object) -> StepCall:
-    """Return the call of a step that answers a question: it has the id of the question."""
+    """Return the call of the step that answers a question; its id is derived from the question."""
     children_of(run, "step.reply")
     if not isinstance(question, Question):
         expected = "a Question that step.wait_for_event(…, returns=Question[…]) returned"
@@ -39,11 +39,11 @@ def reply_call(run: Execution, question: object, value: object) -> StepCall:
 
 
 def _reply() -> Any:
-    """Stands for the function of an answer, whose value is not known by a type."""
+    """A placeholder for the function of an answer, which has no return type."""
 
 
 async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None:
-    """Record that a question was answered; the answer is delivered after that is durable."""
+    """Record that a question was answered; the answer is delivered once that is durable."""
     found = run.recorded(call)
     if found is not None:
         await run.answer(call, *found)

@@ -1,9 +1,9 @@
-"""The records of one run in the order they were made, found again by identity.
+"""The records of one run in the order they were made, looked up by identity.
 
-A call reserves its key when it begins. Its record is published here when the store has accepted it,
-so nothing sees a record that a crash could take back. Fresh records are kept as the bytes that went
-to the store: one encoding serves both, and code that later changes the value cannot change what
-was recorded. Loaded records stay dicts.
+A call reserves its key when it begins. Its record is published here once the store has accepted it,
+so no code sees a record that a crash could undo. Fresh records are kept as the bytes that went to
+the store: one encoding serves both, and code that later changes the value cannot change what was
+recorded. Loaded records stay dicts.
 """
 
 from bisect import bisect
@@ -21,7 +21,7 @@ _SUCCESS = b'{"ok":true'
 _NOTHING: frozenset[str] = frozenset()
 
 Stored: TypeAlias = bytes | StepRecord
-"""A record as it is kept: JSON, or the dict that was loaded."""
+"""A record as it is kept: encoded JSON, or the dict that was loaded."""
 
 
 class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +42,7 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
 class Records:
     """The records of one run, by key and by the call that made them.
 
-    `last_key` is the key of the record that was made or asked for last.
+    `last_key` is the key of the record that was last made or used.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Records:
         self.warnings: list[Any] = []
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
-        """Add records that were made before, by us or by another writer of the format."""
+        """Add earlier records, made by us or by another writer of the format."""
         self._records.update(records)
         self._loaded.update(records)
         root = self._calls.setdefault("", {})
@@ -87,36 +87,37 @@ class Records:
                 root[record.get("call", key)] = key
 
     def find(self, branch: str, call: str) -> str | None:
-        """Return the key of the record that this call of this branch made, if there is one."""
+        """Return the key of the record of this call, or `None`."""
         calls = self._calls.get(branch)
         key = calls.get(call) if calls is not None else None
         if key is None and call in self._foreign:
-            # Another writer of the format knows no branches: the first call that asks owns it.
+            # Other writers of the format have no branches: the first call that asks for the record
+            # owns it.
             self._foreign.discard(call)
             self._calls.setdefault(branch, {})[call] = key = call
         if key is None or key not in self._records or key in self._silent:
             return None
-        # Asked for: the code that made the record still has its call.
+        # The record is used, so the code still contains its call.
         self._loaded.discard(key)
         return key
 
     def skip(self, branch: str, call: str) -> None:
-        """Count a call as asked for, with all below it, although nothing needs its answer."""
+        """Count the records of a call, and of all branches below it, as used."""
         self._skipped |= {f"{join_path(branch, call)}>"}
         self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
 
     def reserve(self, branch: str, call: str) -> str:
-        """Return the key of this call's record and keep it from all other calls.
+        """Reserve a key for this call's record, and return it.
 
-        The call itself is the key unless a call of another branch was first.
+        The key is the call itself, unless a call of another branch was first.
         """
         calls = self._calls.get(branch)
         if calls is None:
             calls = self._calls[branch] = {}
         key = calls.get(call)
         if key is None:
-            # Several branches may call one id: all but the first get `id#2`, `id#3` … as key. A key
-            # is not used again in this process, even if its call records nothing.
+            # Several branches may call the same id: all but the first get the keys `id#2`, `id#3`
+            # …. A key is not reused in this process, even if its call records nothing.
             n = self._next.get(call, 1)
             key = call if n == 1 else f"{call}#{n}"
             while key in self._records or key in self._next:
@@ -133,7 +134,7 @@ class Records:
         return self._numbers
 
     def publish(self, record: EncodedRecord) -> None:
-        """Make a record answer its calls from now on; it replaces one under the same key."""
+        """Publish a record, which answers its calls from now on; it may replace another one."""
         key = self.last_key = record.key
         self._records[key] = record.json
         if record.number == self._expected and not self._early:
@@ -163,12 +164,12 @@ class Records:
             self._expected = max(self._expected, self._early.pop(0)[0] + 1)
 
     def silence(self, key: str, json: bytes) -> None:
-        """Replace a published record by one that no longer answers any call."""
+        """Replace a published record with one that no longer answers any call."""
         self._records[key] = json
         self._silent.add(key)
 
     def discard(self, key: str) -> StepRecord | None:
-        """Forget a record, so that its step runs again; return what it said."""
+        """Forget a record, so that its step runs again; return the record."""
         stored = self._records.pop(key, None)
         if stored is None:
             return None
@@ -179,11 +180,11 @@ class Records:
         return record
 
     def get(self, key: str) -> StepRecord:
-        """Return a record as a dict of the caller's own: changing it changes nothing here."""
+        """Return a record as a new dict that the caller may change."""
         record = self._records[key]
         if type(record) is bytes:
             return codec.loads(record)  # type: ignore[no-any-return]  # our own bytes
-        # The loaded dict is given away, and what it says is kept.
+        # The loaded dict goes to the caller; keep an encoded copy.
         self._records[key] = codec.dumps(record)
         return cast(StepRecord, record)
 
@@ -193,11 +194,11 @@ class Records:
 
     @property
     def last_record(self) -> str:
-        """The key of the record that was made last; empty if there is none."""
+        """The key of the latest record, or "" if there is none."""
         return next(reversed(self._records), "")
 
     def count_failures(self) -> int:
-        """Return how many records are those of failed steps."""
+        """Return the number of records of failed steps."""
         # Without a call for most records: see `is_failure`.
         other = (
             record
@@ -215,10 +216,9 @@ class Records:
         return {key: self.get(key) for key in self}
 
     def untouched(self) -> list[str]:
-        """Return the keys of loaded records that nothing has asked for.
+        """Return the keys of loaded records that were not used.
 
-        Steps in the branches of a race that answered from its record had no need to be asked, nor
-        had those of the engine.
+        Records in the branches of a replayed race do not have to be used, nor do the engine's own.
         """
         if not self._loaded:
             return []
@@ -249,7 +249,7 @@ class Records:
 
 def is_failure(record: Stored) -> bool:
     """Return whether a step failed."""
-    # Records are encoded with `ok` first: those of successful steps need not be decoded.
+    # Records are encoded with `ok` first, so records of successful steps need not be decoded.
     if isinstance(record, bytes):
         return not record.startswith(_SUCCESS) and not codec.loads(record)["ok"]
     return not record["ok"]

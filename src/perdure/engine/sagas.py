@@ -5,7 +5,7 @@ also for a replay after a crash: steps in it answer from their records, a call w
 not begin, but raises what ended the block, and so does the block, whatever else raises in it now.
 
 If the block was cancelled, because its branch lost a race or a sibling failed, such a call waits
-instead, until the block is cancelled again as it was then.
+instead, until the block is cancelled again as in the original execution.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from perdure.snapshot.rollback import SAGA, UNDO
 logger = logging.getLogger(__name__)
 
 UNDO_RETRY = Retry(5)
-"""How undos are retried whose scope does not say it."""
+"""How undos are retried by default."""
 
 
 class Saga:
@@ -74,11 +74,12 @@ class Saga:
         SCOPE.set(self.outer)
         run = self._run
         if (error is None and self._record is None) or not run.live:
-            # A scope that ended well is undone only if one around it, or the run, fails. A run that
-            # is broken off is not undone here either: it leaves memory, or is undone as a whole.
+            # A scope that succeeded is undone only if an enclosing scope, or the run, fails. A run
+            # that is broken off is not undone here either: it leaves memory, or is rolled back as a
+            # whole.
             return
         if error is None:
-            # Nothing but a function that is not deterministic gets here.
+            # Only a function that is not deterministic gets here.
             await self._stop_here(self._call)
         if not isinstance(error, Exception | asyncio.CancelledError):
             return
@@ -89,8 +90,8 @@ class Saga:
             return
         was_recorded = self._record is not None
         self._is_closing = run.gated = True
-        # In a task of its own: the block may be cancelled, once more and again, and undos are not
-        # to be broken off by that. Its branch has no parent, so that no race cancels it.
+        # In a separate task: the block may be cancelled repeatedly, which must not interrupt the
+        # undos. Its branch has no parent, so that no race cancels it.
         branch = Branch(run.branches, f"{self._name}>", None)
         try:
             failures = await finish(branch.spawn(self._roll_back(error)))
@@ -115,14 +116,14 @@ class Saga:
 
     @property
     def retry(self) -> Retry | None:
-        """How undos of this scope are retried, if it or one around it says so."""
+        """How undos of this scope are retried, if it or an enclosing scope defines that."""
         return self._own_retry or (
             None if self.outer is None else getattr(self.outer, "retry", None)
         )
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it is recorded that this scope, or one around it, is undone."""
+        """Whether the rollback of this scope, or of an enclosing one, is recorded."""
         return self._record is not None or self._is_left_to_outer
 
     @property
@@ -130,7 +131,7 @@ class Saga:
         return self.outer is not None and self.outer.is_recorded
 
     def _has_nothing_to_undo(self) -> bool:
-        """Return whether no step is recorded, and none can be: no branch of the block runs."""
+        """Return whether no step was recorded, and none can be: no branch of the block runs."""
         is_running = any(not self._is_older(branch) for branch in self._started())
         return not is_running and not self._run.history.owed(self._name)
 
@@ -141,7 +142,7 @@ class Saga:
         return is_closed or (self.outer is not None and self.outer.is_closed)
 
     async def stop(self, call: StepCall) -> None:
-        """Let no call that has no record begin if the scope is closed."""
+        """Prevent a call without a record from beginning if the scope is closed."""
         if self._is_closing and call.kind != "saga":
             # Scopes in branches that are cancelled are undone first.
             await _wait_forever(self._run, call)
@@ -183,7 +184,7 @@ class Saga:
         return cause
 
     async def _roll_back(self, error: BaseException) -> dict[str, Exception]:
-        """Undo the steps of the scope; return what kept some of them from being undone."""
+        """Undo the steps of the scope; return the errors of those that could not be undone."""
         run = self._run
         await cancel_and_wait(self._tasks())
         if self._record is None:
@@ -193,7 +194,7 @@ class Saga:
         return await undo_all(run, self._record["undoes"])
 
     def _started(self) -> list[Branch]:
-        """Return the branches that the one with the block has started, and those below them."""
+        """Return the branches that the branch of the block has started, and those below them."""
         below = self._run.branches.tasks_below([self._call.branch])
         return [self._run.branches.tasks[task] for task in below]
 
@@ -204,11 +205,11 @@ class Saga:
         return [task for task in tasks if tasks[task] in started]
 
     def _is_older(self, branch: Branch) -> bool:
-        """Return whether a branch, or one that it comes from, was started before the block."""
+        """Return whether a branch, or one of its ancestors, was started before the block."""
         return any(branch is old or branch.is_below(old) for old in self._before)
 
     async def _decide(self, error: BaseException) -> dict[str, Any]:
-        """Record that the scope is undone, and why."""
+        """Record the rollback of the scope, and its reason."""
         run, call = self._run, self._call
         async with run.in_flight(call):
             value = {
@@ -221,14 +222,14 @@ class Saga:
             return decision
 
     def _encode(self, error: BaseException) -> Any:
-        """Return what ended the block as JSON; `None` if the block was cancelled."""
+        """Encode what ended the block; `None` if the block was cancelled."""
         if not isinstance(error, Exception):
             return None
         record = encode_failure(error, self._id, self._run.errors).record
         return codec.loads(codec.dumps(record))
 
     def _note(self, error: BaseException, failures: dict[str, Exception]) -> BaseException:
-        """Return what ends the block: the error, or that something could not be undone."""
+        """Return the exception that ends the block: the error, or `RollbackFailed`."""
         if failures:
             failed = RollbackFailed(f"saga {self._id!r}", describe(error), describe_all(failures))
             failed.__cause__ = error
@@ -255,7 +256,7 @@ async def _wait_forever(run: Execution, call: StepCall) -> None:
 
 
 async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
-    """Undo steps, the one that was recorded last first; return what kept some from being undone."""
+    """Undo steps in reverse order of recording; return the errors of failed undos."""
     failures: dict[str, Exception] = {}
     chosen = set(keys)
     await _learn(run, chosen)
@@ -286,9 +287,9 @@ async def _learn(run: Execution, keys: Iterable[str]) -> None:
 
 
 async def _undo(run: Execution, key: str) -> None:
-    """Undo a step, unless that is recorded; raise if it failed, or its undo is not known."""
+    """Undo a step, unless that is recorded; raise if the undo failed or is unknown."""
     undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
-    # The key is not one of the user: no other run may find it in a cache.
+    # The key is not the user's, so no other run may find the record in a cache.
     undo.key, undo.kind, undo.retries = None, "undo", UNDO_RETRY
     if run.recorded(undo) is None:
         call = run.undos.get(key)
@@ -302,9 +303,9 @@ async def _undo(run: Execution, key: str) -> None:
 
 
 def _without_value(fn: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return an undo as a function of a step whose value need not be recorded.
+    """Return an undo as the function of a step whose value need not be recorded.
 
-    One that is cancelled from within, such as by a task that it awaits, has failed.
+    An undo that is cancelled from within, for example by a task that it awaits, has failed.
     """
 
     @wraps(fn)
@@ -328,5 +329,5 @@ def describe(error: BaseException) -> str:
 
 
 def describe_all(failures: dict[str, Exception]) -> dict[str, str]:
-    """Return what kept steps from being undone, by their keys."""
+    """Describe the errors of failed undos, by the keys of their steps."""
     return {key: describe(error) for key, error in failures.items()}

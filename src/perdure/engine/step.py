@@ -29,7 +29,7 @@ from perdure.snapshot import PendingWait
 from perdure.validation import check_errors, check_event, check_text, check_unreserved
 
 if TYPE_CHECKING:
-    # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
+    # Type checkers include this module; Python itself supports TypeVar defaults only since 3.13.
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     D_co = TypeVarWithDefault("D_co", default=Any, covariant=True)
@@ -42,7 +42,7 @@ Errors = Sequence[type[BaseException]]
 
 
 class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
-    """Runs steps of one run; given to the workflow function as its first argument.
+    """Runs the steps of one run; passed to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.
     """
@@ -67,8 +67,9 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
 
     @property
     def replaying(self) -> bool:
-        """Whether this branch repeats what it did in an earlier activation of the run: calls of it
-        that are stored lie ahead. `False` in a step's function.
+        """Whether this branch repeats what it did in an earlier activation of the run.
+
+        It is `True` while stored calls are still ahead, and `False` in a step's function.
         """
         run, position = self._run, POSITION.get()
         is_branch = type(position) is Branch and position.branches is run.branches
@@ -76,24 +77,24 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
 
     @property
     def payload(self) -> Any:
-        """The payload the run was triggered with."""
+        """The payload with which the run was triggered."""
         return self._run.payload
 
     @property
     def deps(self) -> D_co:
-        """What the runtime or the caller provided for its functions: clients, settings."""
+        """The dependencies provided by the runtime or the caller, such as clients and settings."""
         deps: D_co = self._run.deps
         return deps
 
     @property
     def attempt(self) -> int:
-        """Which attempt of the step this is, from 1; for use inside a step's function."""
+        """The number of the step's attempt, from 1; for use inside a step's function."""
         call = POSITION.get()
         return call.attempt if isinstance(call, Leaf) else 1
 
     @property
     def idempotency_key(self) -> str:
-        """A string that is the same for every attempt of this step in this run, also after a crash.
+        """A string that is the same for every attempt of this step in this run, even after a crash.
 
         Pass it to services that accept one, inside a step's function. It is 32 hexadecimal digits,
         different for each run, step and generation; in `notify=` and `start=` it is the token.
@@ -108,8 +109,8 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         key = idempotency_key(run.run_id, run.history.generation, call.path, call.call)
         return token or key
 
-    # A Result is a value too: the first overload that fits unwraps it. The coroutine's type has no
-    # `Any`: with one in an argument, mypy gives up on the overloads of `gather` and `step.all`.
+    # A Result is a value too; the first matching overload unwraps it. The coroutine's type contains
+    # no `Any`: with one in an argument, mypy gives up on the overloads of `gather` and `step.all`.
     @overload
     def __call__(
         self,
@@ -186,21 +187,21 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         *args: Any,
         **options: Any,
     ) -> Coroutine[object, None, Any]:
-        """Return the value of `fn(*args)`, from its record if the step was done before.
+        """Return the value of `fn(*args)`, from its record if the step was already executed.
 
-        `key` is an identity in the whole run: a second call with it returns the recorded value.
-        Each attempt waits until `limit` permits it, over all workers of the store. With `approve`,
-        a person has to approve the call first, or it raises `Rejected`. `returns` is
-        the type of the value if the annotation of `fn` does not say it; `errors` are
-        exception classes that keep their type when they are read from a record. A returned `Err`
-        raises `StepFailed`; if the function does not catch that, the run ends with that `Err`.
-        `undo` is called with the value if the run, or the `step.saga` around the step, does not
-        succeed. Keyword arguments of `fn` are passed with `functools.partial`.
+        `key` identifies the step in the whole run: a second call with it returns the recorded
+        value. Each attempt waits until `limit` permits it, over all workers of the store. With
+        `approve`, a person has to approve the call first; otherwise it raises `Rejected`. `returns`
+        is the type of the value if `fn` is not annotated; `errors` are exception classes that keep
+        their type when they are read from a record. A returned `Err` raises `StepFailed`; if the
+        function does not catch that, the run ends with that `Err`. `undo` is called with the value
+        if the run, or the `step.saga` around the step, does not succeed. Keyword arguments of `fn`
+        are passed with `functools.partial`.
         """
         run = self._run
         if options:
             return run.perform(self._with_options(id, fn, args, **options))
-        # Most steps have no options: they do not pay for nine that they leave out.
+        # Most steps have no options, and should not pay for the nine that they omit.
         return run.perform(run.call(id, fn, args))
 
     def _with_options(
@@ -268,7 +269,7 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
     ) -> Coroutine[object, None, Any]:
-        """Return the payload of the run's next event of this name, or `None` after the timeout."""
+        """Return the payload of the next event with this name, or `None` after the timeout."""
         name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
@@ -276,7 +277,7 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         return wait(self._run, call, self._wait(call, timeout, event=name))
 
     def sleep_until(self, id: str, time: datetime, /) -> Coroutine[Any, Any, None]:
-        """Sleep until a time, given with its time zone; do not sleep if it is past.
+        """Sleep until a datetime with a time zone; return at once if it has passed.
 
         The time is fixed by the first call, however often the run resumes.
         """
@@ -312,8 +313,8 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
 
         Nothing after this call runs. The next generation calls the function from its first line,
         without records, so a loop that runs for a year stays small. The run keeps its id, its tags,
-        its deadline, and the events that it has not received. In other branches, steps that are
-        running end first, and no more begin.
+        its deadline, and the events that it has not received. Running steps of other branches end
+        first, and no more begin.
         """
         self._run.branches.current(self._run.run_id, "step.continue_as_new")
         return continue_as_new(self._run, payload)
@@ -350,11 +351,11 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         returns: type[Any] | None = None,
         undo: Callable[[Any], object] | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Return the value of `fn(connection, *args)`, whose writes commit with the step's record.
+        """Return the value of `fn(connection, *args)`; its writes commit with the step's record.
 
         The connection is the store's own: either both are committed or neither, exactly once. Each
-        attempt of a `retry` has a transaction of its own. `undo` is that of a step; it is a step of
-        its own, without the connection.
+        attempt of a `retry` has its own transaction. `undo` works as in a step; it is a separate
+        step, without the connection.
         """
         call = self._run.call(id, fn, args)
         call.kind = "transaction"
@@ -365,14 +366,15 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         return transact(self._run, call)
 
     def saga(self, id: str, /, *, undo_retry: Retry | int | None = None) -> Saga:
-        """Return a block whose steps are undone if it raises; the exception then propagates.
+        """Return a context manager whose steps are undone if its block raises.
 
             async with step.saga("booking", undo_retry=Retry(5)):
                 room = await step("room", book_room, trip, undo=cancel_room)
                 seat = await step("seat", book_seat, trip, undo=cancel_seat)
 
-        The undos of its steps are called one by one, the step that was recorded last comes first.
-        If one fails for good, the others are still called, and the block raises `RollbackFailed`.
+        The undos of its steps are called one by one, in reverse order of recording; then the
+        exception propagates. If an undo fails permanently, the others are still called, and the
+        block raises `RollbackFailed`.
         """
         id = check_unreserved(check_text(id, "id", "the saga's name, a non-empty string"), "id")
         return Saga(self._run, id, as_retry(undo_retry))
@@ -381,9 +383,8 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
 def current() -> Step | None:
     """Return the handle of the run that the calling code belongs to; `None` outside a run.
 
-    It is the `step` that the workflow function was given, in any function that it calls, in its
-    branches, and in the functions of its steps and their threads. Code of a run that has ended is
-    outside.
+    It is the `step` of the workflow function, in any function that it calls, in its branches, and
+    in the functions of its steps and their threads. Code of a run that has ended is outside a run.
     """
     branches = branches_of(POSITION.get())
     handle: Step | None = None if branches is None else branches.handle
@@ -409,7 +410,7 @@ def current_execution() -> Execution | None:
     """Return the execution of the run that the calling code belongs to, or `None` outside a run."""
     position = POSITION.get()
     if type(position) is Branch and position.branches.handle is not None:
-        # Almost always; measured: what else it may be costs a tenth of a step to find out.
+        # The usual case, checked first: determining it in general costs a tenth of a step.
         run: Execution = position.branches.handle._run
         return run
     return None if position is None else require_current()._run

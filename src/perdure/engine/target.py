@@ -1,4 +1,4 @@
-"""What a run can start: a workflow, as the engine sees it."""
+"""The workflows that a run can start, as the engine sees them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +17,7 @@ OnParentEnd: TypeAlias = Literal["cancel", "abandon"]
 
 
 class Target(Generic[P_contra, T_co]):
-    """A workflow by name, with the type `P_contra` of its payload and `T_co` of its output."""
+    """A workflow with a name, the type `P_contra` of its payload and `T_co` of its output."""
 
     name: str
     fn: Callable[..., Awaitable[Any]]
@@ -25,9 +25,9 @@ class Target(Generic[P_contra, T_co]):
 
 
 class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child run is to be started; what is not set is that of any new run.
+    """How to start a child run; unset options have the defaults of any new run.
 
-    `inherit` names tags of the parent that the child gets too. `facts` are metadata of the engine.
+    `inherit` names tags of the parent that the child inherits. `facts` are metadata of the engine.
     """
 
     run_id: str | None = None
@@ -42,14 +42,14 @@ class ChildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildRuns(Protocol):
-    """Makes the runs that one run starts."""
+    """Creates the child runs of one run."""
 
     def target(self, workflow: object) -> Target[Any, Any]:
-        """Return the workflow; raise if it is not one, or is not known by this name."""
+        """Return the workflow; raise if it is not a workflow, or if its name is unknown."""
         ...
 
     def known(self, name: str) -> Target[Any, Any] | None:
-        """Return the workflow of this name, or `None` if it is not known here."""
+        """Return the workflow with this name, or `None` if it is unknown."""
         ...
 
     def child_id(self, call: str, options: ChildOptions) -> str:
@@ -61,7 +61,7 @@ class ChildRuns(Protocol):
         ...
 
     def base_id(self, call: str) -> str:
-        """Return what the ids of the runs that a call of `map_runs` starts begin with."""
+        """Return the prefix of the ids of the runs that a call of `map_runs` starts."""
         ...
 
     def new_runs(
@@ -74,13 +74,14 @@ class ChildRuns(Protocol):
         options: ChildOptions,
         full: Mapping[str, Any],
     ) -> OutboxItem:
-        """Return what the outbox says about runs `base/first` and following, which report to a
-        log; `full` is what the last of them tells this run.
+        """Return the outbox item for the runs from `base/first` on, which report to a log.
+
+        `full` is the message that the last of them sends to this run.
         """
         ...
 
     def answer(self, key: str, value: object) -> OutboxItem:
-        """Return what the outbox says about an answer; raise if the value cannot be stored."""
+        """Return the outbox item for an answer; raise if the value cannot be stored."""
         ...
 
     def new_run(
@@ -92,9 +93,9 @@ class ChildRuns(Protocol):
         options: ChildOptions,
         reply_to: Mapping[str, Any] | None = None,
     ) -> OutboxItem:
-        """Return what the outbox says about a run that is to be started."""
+        """Return the outbox item for a run to start."""
         ...
 
     async def conflict(self, item: OutboxItem) -> Exception | None:
-        """Return an error if another run has the id of the run that is to be started."""
+        """Return an error if another run has the id of the run to start."""
         ...

@@ -1,11 +1,10 @@
 """Everything that looks at asyncio's private parts, frames or code objects.
 
-The engine must know some things that asyncio does not tell: which coroutine a task is waiting in,
+The engine must know some things that asyncio does not expose: which coroutine a task is waiting in,
 so that a run whose branches only wait for each other can leave memory; whether a task was created
 on behalf of `wait_for`, which starts one up to Python 3.11 and none after it; whether the loop has
-anything else to run; and which call a coroutine that has not started will make. They are answered
-by attributes that have been the same from Python 3.11 to 3.14 and that a test checks on each
-version:
+anything else to run; and which call a coroutine that has not started will make. This is read from
+attributes that have been the same from Python 3.11 to 3.14, and that a test checks on each version:
 
 - `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
 - `_GatheringFuture._children`: what a `gather` waits for.
@@ -20,7 +19,7 @@ version:
 - the local variable `self` of the code that cancels a task, or takes that back: the `Timeout`,
   `TaskGroup` or scope of anyio that does it.
 
-Whatever is not recognised counts as unknown. The caller then decides by time, never by a guess.
+Whatever is not recognized counts as unknown. The caller then decides by time, and never guesses.
 """
 
 import asyncio
@@ -56,10 +55,10 @@ class Interrupted(asyncio.CancelledError):
 
 
 class outside_runs:  # noqa: N801  # a context manager, like contextlib.suppress
-    """Runs code that belongs to no run: tasks created in it are not branches.
+    """Runs code outside any run: tasks created in it are not branches.
 
-    For what the engine calls beside the function: listeners, caches, stores. How many tasks they
-    start differs from one activation to the next and must not change the numbers of branches.
+    It is for what the engine calls besides the function: listeners, caches, stores. The number of
+    tasks they start differs between activations, and must not affect the numbers of branches.
     """
 
     __slots__ = ("_token",)
@@ -86,7 +85,7 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
     cancelled = False
     while not task.done():
         try:
-            # Not `await task`: that would pass the cancellation of the caller on to the task.
+            # Not `await task`, which would pass a cancellation of the caller on to the task.
             await asyncio.wait([task])
         except asyncio.CancelledError:
             cancelled = True
@@ -99,7 +98,7 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
 
 
 async def cancel_and_wait(tasks: Iterable[Task]) -> None:
-    """Cancel tasks and wait until they have ended; one that swallows it is cancelled again.
+    """Cancel tasks and wait until they have ended; a task that swallows it is cancelled again.
 
     A cancellation of the caller is postponed until then.
     """
@@ -114,7 +113,7 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             cancelled = True
     for task in everything:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: it is recorded, or no code waits for it
+            task.exception()  # marks it as retrieved: it was recorded, or no code waits for it
     if cancelled:
         raise asyncio.CancelledError
 
@@ -206,7 +205,7 @@ def fire(timer: Any) -> None:
 
 
 def arguments_of(work: object) -> Mapping[str, Any]:
-    """Return the arguments of a coroutine that has not started; of anything else, nothing.
+    """Return the arguments of a coroutine that has not started; empty for anything else.
 
     Until a coroutine runs, the local variables in its frame are its arguments.
     """
@@ -217,10 +216,10 @@ def arguments_of(work: object) -> Mapping[str, Any]:
 
 
 def unstarted(values: Iterable[object]) -> Iterator[Coroutine[Any, Any, Any]]:
-    """Yield the coroutines among these values, and in lists among them, that have not started.
+    """Yield the coroutines among these values, also in nested lists, that have not started.
 
-    The arguments of a coroutine come before it: closing `wait_for(step(…), 5)` alone would leave
-    the coroutine of the step behind, and Python would warn that it was never awaited.
+    The arguments of a coroutine are yielded before it: closing `wait_for(step(…), 5)` alone would
+    leave the coroutine of the step behind, and Python would warn that it was never awaited.
     """
     for each in flattened(values):
         if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
@@ -229,7 +228,7 @@ def unstarted(values: Iterable[object]) -> Iterator[Coroutine[Any, Any, Any]]:
 
 
 def flattened(values: Iterable[object]) -> Iterator[Any]:
-    """Yield these values; of a list or tuple, its members."""
+    """Yield the values, with lists and tuples flattened."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from value
@@ -238,9 +237,9 @@ def flattened(values: Iterable[object]) -> Iterator[Any]:
 
 
 def mark_as_async(fn: Callable[..., Any]) -> None:
-    """Let frameworks see that a plain function returns a coroutine, as they ask before a call.
+    """Mark a plain function as returning a coroutine, for frameworks that check before a call.
 
-    `inspect` can be told so from Python 3.12 on; before, only asyncio's own check can.
+    Since Python 3.12 this can be declared to `inspect`; before, only to asyncio's own check.
     """
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(fn)
@@ -249,7 +248,7 @@ def mark_as_async(fn: Callable[..., Any]) -> None:
 
 
 def has_ready_callbacks() -> bool | None:
-    """Return whether the running loop has callbacks to run; `None` if the loop does not tell."""
+    """Return whether the running loop has callbacks to run; `None` if it cannot be determined."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
     return None if ready is None else bool(ready)
 
@@ -263,7 +262,7 @@ def current_task() -> Task | None:
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Call a function in the thread of an event loop: at once in that thread, else soon."""
+    """Call a function in the thread of an event loop: at once if in that thread, otherwise soon."""
     try:
         here = asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -275,14 +274,14 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> No
 
 
 def awaited_future(task: Task) -> Future | None:
-    """Return what a task waits for; None if the event loop is about to run it."""
-    # Between the end of a future and the wake-up of its task, the task still has it.
+    """Return the future that a task waits for; None if the event loop is about to run it."""
+    # Between the end of a future and the wake-up of its task, the task still refers to it.
     waiter: Future | None = getattr(task, "_fut_waiter", None)
     return None if waiter is None or waiter.done() else waiter
 
 
 def awaits_only(task: Task, branches: Collection[Task]) -> bool:
-    """Return whether a task is known to wait for these tasks alone, or for an asyncio primitive."""
+    """Return whether a task is known to wait only for these tasks or an asyncio primitive."""
     waiter = awaited_future(task)
     if waiter is None:
         return False
@@ -309,7 +308,7 @@ def sleeps(task: Task) -> bool:
 
 
 def _ends_with(future: Future, branches: Collection[Task]) -> bool:
-    """Return whether a future is done, or will be when branches are."""
+    """Return whether a future is done, or will be done when branches are."""
     if future.done() or future in branches:
         return True
     children: Iterable[Future] | None = getattr(future, "_children", None)
@@ -351,8 +350,8 @@ def _innermost_frame(task: Task) -> FrameType | None:
 
 Join: TypeAlias = Callable[[dict[str, Any]], Iterable[Future]]
 
-_WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognised, not called
-_SLEEP = asyncio.sleep.__code__  # noqa: TID251  # recognised, not called
+_WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognized, not called
+_SLEEP = asyncio.sleep.__code__  # noqa: TID251  # recognized, not called
 _STARTS = frozenset(
     {
         asyncio.BaseEventLoop.create_task.__code__,
@@ -363,7 +362,7 @@ _STARTS = frozenset(
 
 
 def _primitive(_: dict[str, Any]) -> Iterable[Future]:
-    """An asyncio primitive is released by another branch: nothing else is waited for."""
+    """A primitive is released by another branch, so there is nothing else to wait for."""
     return ()
 
 
@@ -385,7 +384,7 @@ _ASYNCIO_JOINS: dict[CodeType, Join] = {
 
 
 def _joins() -> dict[CodeType, Join]:
-    # Looked up each time: it may be imported after this module, or not at all.
+    # Looked up each time, because it may be imported after this module, or never.
     anyio = sys.modules.get("anyio._backends._asyncio")
     if anyio is not None and (code := anyio.TaskGroup.__aexit__.__code__) not in _ASYNCIO_JOINS:
         _ASYNCIO_JOINS[code] = _GROUP

@@ -1,8 +1,8 @@
-"""Waits that a token answers: questions to people and to other systems.
+"""Waits that are answered with a token: questions to people and to other systems.
 
-The wait is durable before anyone learns of its token. It ends with the first message under its
-name: an answer, its expiry, or the run itself closing it. The latter two are sent by the run to its
-own inbox, under the deduplication id that answers have: the store decides which was first.
+The wait is durable before its token is sent out. It ends with the first message under its name: an
+answer, its expiry, or the run closing it. The run sends the latter two to its own inbox, under the
+same deduplication id as answers, so the store decides which was first.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from perdure.snapshot.asks import NOTIFY, event_of, new_nonce
 logger = logging.getLogger(__name__)
 
 _PAST = isoformat(datetime.fromtimestamp(0, UTC))
-"""The time of a wait that only takes what is there."""
+"""The wake time of a wait that only checks for an existing message."""
 
 
 def host_of(run: Execution, what: str) -> RunHost:
-    """Return the host of a run, or raise if it has none: nothing could be answered."""
+    """Return the host of a run, or raise if it has none and nothing could be answered."""
     if run.host is None:
         raise MissingAbility(NO_STORE, "inbox", what)
     return run.host
@@ -51,7 +51,7 @@ async def ask(run: Execution, call: StepCall, host: RunHost, question: Ask) -> A
 
 
 class _Asking:
-    """One wait with a token, from its opening to the record of its answer."""
+    """A wait with a token, from its opening to the record of its answer."""
 
     def __init__(self, run: Execution, call: StepCall, host: RunHost, question: Ask) -> None:
         self._run = run
@@ -62,17 +62,17 @@ class _Asking:
         self._cancelled = False
         wait = run.history.waits.get(call.wait_id())
         if wait is not None and "since" in wait:
-            # It began in an earlier activation, and its record says how long it took in all.
+            # The wait began in an earlier activation, and its record contains the total duration.
             took = run.clock.now() - parse_iso(wait["since"])
             call.started -= max(took.total_seconds(), 0)
 
     async def answer(self) -> Any:
-        """Open the wait, or find it open; return what the function sees of the answer."""
+        """Open the wait, or find it open; return the answer as the function sees it."""
         try:
             return await self._answer()
         finally:
             if self._cancelled and self._run.live:
-                # What the call would return or raise is in the record.
+                # The outcome of the call is recorded; the function sees the cancellation.
                 raise asyncio.CancelledError from None
 
     async def _answer(self) -> Any:
@@ -102,19 +102,19 @@ class _Asking:
         if received is None or _is_closed(received):
             self._run.history.close_ask(self._call.wait_id())
         else:
-            # What the call would raise is in the record; the function sees the cancellation.
+            # The failure of the call is recorded; the function sees the cancellation.
             with suppress(Exception):
                 await self._record(received)
 
     async def _receive(self) -> Received | None:
-        """Return the first message under the wait's name, whatever sent it."""
+        """Return the first message under the wait's name, from any sender."""
         wait = self._run.history.waits.get(self._call.wait_id())
         if wait is None or event_of(wait.get("nonce", "")) != wait.get("event"):
             # A run that was imported without its secrets asks again.
             wait = await self._open()
         while True:
             self._run.open_asks[wait["id"]] = wait
-            # An answer that is there counts now: `notify` may be a step that is retried for days.
+            # An answer that has already arrived counts now: `notify` may be retried for days.
             received = await self._wait({**wait, "wakeAt": _PAST})
             if received is None:
                 await self._tell(wait, 0)
@@ -126,8 +126,8 @@ class _Asking:
                 continue
             if not received.payload.get("closed"):
                 return received
-            # An earlier owner closed it, and did not get to write what the wait was closed for. The
-            # function waits again: for another token, since the old one was refused.
+            # An earlier owner closed the wait, but died before the write for which it was closed.
+            # The function waits again, with another token, since the old one was used up.
             wait = await self._open()
 
     async def _open(self) -> PendingWait:
@@ -152,7 +152,7 @@ class _Asking:
         return wait
 
     async def _tell(self, wait: PendingWait, reminder: int) -> None:
-        """Pass the token on, in a step of its own, once for each token and reminder."""
+        """Send out the token, in a separate step, once for each token and reminder."""
         tell, run = self._question.tell, self._run
         name = self._step_name(wait.get("round", 1), reminder)
         if tell is None or name in self._told:
@@ -168,18 +168,19 @@ class _Asking:
         await run.perform(call)
 
     def _step_name(self, round: int, reminder: int = 0) -> str:
-        """Return the id of the step that passes a token on.
+        """Return the id of the step that sends out a token.
 
-        Not the token: names of steps are shown to everyone who may look at the run.
+        It does not contain the token, because names of steps are shown to everyone who may look at
+        the run.
         """
         count = (f"@{round}" if round > 1 else "") + (f".{reminder}" if reminder else "")
         return f"{NOTIFY}{count}:{self._call.call}"
 
     def _next_round(self) -> int:
-        """Return how often this call has asked, so that its steps are told from earlier ones."""
+        """Return how often this call has asked, to distinguish its steps from earlier ones."""
         known = self._run.history.waits.get(self._call.wait_id())
         round = 1 if known is None else known.get("round", 1) + 1
-        # After the run failed and was retried, the wait is gone, but not the records.
+        # After the run failed and was retried, the wait is gone, but the records are not.
         while self._run.history.find(self._call.path, self._step_name(round)) is not None:
             round += 1
         return round
@@ -189,13 +190,12 @@ class _Asking:
         interval, run = self._question.remind, self._run
         if interval is None or self._has_expired(wait):
             return wait
-        # After a long outage, the reminders that were missed are one. Times are stored in
-        # milliseconds.
+        # After a long outage, all missed reminders count as one. Times are stored in milliseconds.
         passed = run.clock.now() - parse_iso(wait.get("since", "")) + timedelta(milliseconds=1)
         number = int(passed / interval)
         if number > 0:
             if wait.get("wakeAt") != (wake_at := self._wake_at(wait, number + 1)):
-                # The record of the reminder makes this durable. If the process dies before, the
+                # The record of the reminder makes this durable. If the process dies first, the
                 # reminder is due again.
                 wait = self._change({**wait, "wakeAt": wake_at})
             try:
@@ -207,7 +207,7 @@ class _Asking:
         return wait
 
     def _wake_at(self, wait: PendingWait, number: int) -> str:
-        """Return when a reminder is due, or the wait expires if that is earlier."""
+        """Return when a reminder is due, or when the wait expires if that is earlier."""
         interval = self._question.remind or timedelta(0)
         due = isoformat(_after(parse_iso(wait.get("since", "")), number * interval, "remind"))
         return min(wait.get("expiresAt", due), due)
@@ -228,24 +228,24 @@ class _Asking:
                 raise self._run.break_off(error) from error.__cause__
 
     async def _conclude(self, outcome: Mapping[str, Any]) -> Received | None:
-        """Answer the wait on behalf of the run, unless it has been answered."""
+        """Answer the wait on behalf of the run, unless it was already answered."""
         with self._in_flight():
             try:
                 wait = self._run.history.waits[self._call.wait_id()]
                 return await self._host.conclude(wait, outcome)
             except Interrupted as interrupted:
-                # The function has to see a cancellation, but only after the record.
+                # The function must see the cancellation, but only after the record is written.
                 self._cancelled = True
                 first: Received | None = interrupted.answer
                 return first
-            except Exception as error:  # noqa: BLE001  # the store: nothing is known of the message
+            except Exception as error:  # noqa: BLE001  # the message may or may not have been sent
                 raise self._run.break_off(error) from error.__cause__
 
     async def _record(self, received: Received | None) -> Any:
         """Record the answer, and consume its message in the same write."""
         assert received is not None, "a message that no record consumed is in the inbox"
         run, call, answer = self._run, self._call, received.payload
-        # Before anything is changed: if this is too late, the answer stays on record as an act.
+        # Before anything changes: if this is too late, the answer is kept as an act.
         run.check_live(call.id)
         wait = run.history.waits[call.wait_id()]
         call.consumes, call.event = (received.message_id,), wait.get("event", "")
@@ -269,7 +269,7 @@ class _Asking:
 
     @contextmanager
     def _in_flight(self) -> Generator[None]:
-        """Keep the run in memory; not around a step, which does so itself."""
+        """Keep the run in memory; not needed around a step, which does so itself."""
         self._run.branches.begin(self._call)
         try:
             yield
@@ -290,6 +290,6 @@ def _after(time: datetime, duration: timedelta, parameter: str) -> datetime:
 
 
 def _facts(answer: Mapping[str, Any], at: datetime) -> dict[str, Any]:
-    """Return what is recorded of who answered."""
+    """Return the recorded facts about an answer."""
     facts = {name: answer[name] for name in ("by", "note", "via", "expired") if answer.get(name)}
     return {"at": isoformat(at), **facts}

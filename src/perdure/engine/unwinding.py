@@ -1,4 +1,4 @@
-"""The warning for calls that a function makes while it is being unwound."""
+"""The warning about calls that a function makes while it is being unwound."""
 
 import logging
 
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_unwinding(reason: BaseException | None) -> bool:
-    """Return whether a run that was broken off for this reason has not failed by itself."""
+    """Return whether a run was broken off for a reason other than its own failure."""
     return isinstance(reason, Suspended | Cancelled | LeaseLost)
 
 

@@ -1,7 +1,7 @@
-"""What a run knows of itself: its time, random numbers and UUIDs of its own, tags and progress.
+"""Values that belong to a run: its time, random numbers, UUIDs, tags and progress.
 
 Random numbers and UUIDs are hashes of the run's seed and of the place in the function that asks for
-them. Nothing is written: a replay asks in the same places and receives the same values.
+them. Nothing is written: a replay asks in the same places and gets the same values.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class RunValues:
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The nominal time that a schedule started the run for; `None` if none did."""
+        """The nominal time for which a schedule started the run, or `None`."""
         time = self._run.history.metadata.get("scheduledFor")
         return parse_iso(time) if isinstance(time, str) else None
 
@@ -46,18 +46,19 @@ class RunValues:
     def random(self) -> float:
         """Return a random number in [0, 1), the same on every replay, without a write.
 
-        Each call in each branch returns another one. For use in the workflow function: inside a
-        step's function, Python's own `random` is right.
+        Each call in each branch returns a different number. For use in the workflow function:
+        inside a step's function, use Python's own `random`.
         """
-        # The most bits that a float in this range represents exactly, as in `random.random`.
+        # The maximum precision of a float in this range, as in `random.random`.
         return (int.from_bytes(self._derive("random")[:8], "big") >> 11) / (1 << 53)
 
     def uuid(self, name: str = "") -> UUID:
         """Return a random UUID, the same on every replay, without a write.
 
-        Each call in each branch returns another one. With a name, it belongs to the name: a branch
-        that asks again receives it again, and calls that are added to the code do not change it.
-        For use in the workflow function: inside a step's function, Python's own `uuid4` is right.
+        Each call in each branch returns a different UUID. With a name, it depends only on the name:
+        a branch that asks again gets the same UUID, and calls that are added to the code do not
+        change it. For use in the workflow function: inside a step's function, use Python's own
+        `uuid4`.
         """
         if name != "":
             name = check_unreserved(check_text(name, "name", _UUID_NAME), "name")
@@ -74,17 +75,17 @@ class RunValues:
         # Counted under a reserved name, which neither a step nor a UUID of the user can have.
         place = name or branch.call(f"~{what}")
         seed = run.history.metadata.get("seed")
-        # Another writer of the format draws no seed: its runs have only their ids.
+        # Other writers of the format draw no seed; their runs have only an id.
         seed = seed if type(seed) is str and seed else run.run_id
-        # A rewind raises the generation and keeps records, whose arguments were derived before it.
+        # A rewind raises the generation, but keeps records whose arguments were derived before it.
         generation = run.history.generation - rewinds_of(run.history.metadata)
         return derive(seed, generation, branch.path, what, place)
 
     def patched(self, id: str, /) -> bool:
-        """Return whether this branch runs new code: nothing of what follows is recorded yet.
+        """Return whether this branch runs new code: nothing after this place is recorded yet.
 
         The answer is stored with the run's next write and stays the same from then on. In a loop,
-        put the item into the id: otherwise the first answer holds for all.
+        include the item in the id: otherwise the first answer applies to all.
         """
         id = check_unreserved(check_text(id, "id", "the patch's name, a non-empty string"), "id")
         _refuse_in_step("step.patched()", "Call it in the workflow function, and pass the answer")
@@ -109,7 +110,7 @@ class RunValues:
         history.set_metadata("tags", changed_tags(history.metadata, tags))
 
     def report(self, *, progress: float | None = None, note: str = "") -> None:
-        """Report how far the run is: a number from 0 to 1, a note, or both.
+        """Report the progress of the run: a number from 0 to 1, a note, or both.
 
         The report replaces the previous one and is stored with the run's next write. From inside a
         step's function, in any thread, it is also written at once to the store's documents, at most
@@ -120,7 +121,7 @@ class RunValues:
         run.check_live("step.report")
         stored = run.history.metadata.get("report")
         if type(stored) is dict and {**stored, **report} == stored:
-            # A replay repeats the reports of the function: the time of the first one stays.
+            # A replay repeats the reports of the function: keep the time of the first one.
             return
         report["at"] = isoformat(run.clock.now())
         if run.host is not None and isinstance(POSITION.get(), Leaf):
@@ -132,9 +133,9 @@ class RunValues:
 def derive(seed: str, generation: int, branch: str, what: str, place: str) -> bytes:
     """Return 32 bytes that belong to one place in one generation of a run.
 
-    Never change this: a run that is under way would see other values than those it acted on.
+    Never change this: an open run would see other values than those it acted on.
     """
-    # As JSON: joined by any separator, a name that contains the separator could imitate another.
+    # As JSON, because with any separator, a name that contains the separator could imitate another.
     return hashlib.sha256(codec.dumps([seed, generation, branch, what, place])).digest()
 
 

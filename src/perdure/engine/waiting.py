@@ -1,4 +1,4 @@
-"""Calls that are more than the call of a function: waits and transactions."""
+"""Calls that do more than call a function: waits and transactions."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,11 +17,11 @@ from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
 
 UNCLAIMED = "record:"
-"""Begins the message id of an event that is kept in a record, not in the store's inbox."""
+"""The prefix of the message id of an event that is kept in a record, not in the inbox."""
 
 
 async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
-    """Spend a sleep or wait for an event, once; its end is a record like any other."""
+    """Perform a sleep or a wait for an event, once, and record its end like a step."""
     found = run.recorded(call)
     if found is not None:
         return await run.answer(call, *found)
@@ -33,11 +33,11 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     if wait is new:
         wait["since"] = isoformat(now)
     elif "since" in wait:
-        # It began in an earlier activation, and its record says how long it took in all.
+        # The wait began in an earlier activation, and its record contains the total duration.
         call.started -= max((now - parse_iso(wait["since"])).total_seconds(), 0)
     run.branches.begin(call)
     try:
-        # It is closed before the record is encoded, so that one write ends the wait and records it.
+        # The wait is closed before the record is encoded, so that one write ends and records it.
         answer = await run.spend(wait)
         if answer is None:
             return await run.succeed(call, None)
@@ -47,7 +47,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
 
 
 async def _receive(run: Execution, call: StepCall, event: str, received: Received) -> Any:
-    """Record the event a wait received, and consume its message in the same write."""
+    """Record the event that a wait received, and consume its message in the same write."""
     message_id = received.message_id
     if message_id.startswith(UNCLAIMED):
         key = message_id.removeprefix(UNCLAIMED)
@@ -64,21 +64,21 @@ async def _receive(run: Execution, call: StepCall, event: str, received: Receive
         return await run.succeed(call, value)
     except asyncio.CancelledError:
         if run.history.find(call.path, call.call) is not None:
-            # By the branch that executes the wait: a call belongs to the branch that made it, which
-            # is not below the race if the race was given the call.
+            # Checked for the branch that executes the wait: a call belongs to the branch that made
+            # it, which is not below the race if the call was passed to the race.
             branch = run.branches.current(run.run_id, call.id)
             run.unseen_events.append((branch, call))
         raise
 
 
 def as_type(payload: Any, expected: Any) -> Any:
-    """Return what was sent to a run as a value of this type, or raise `CodecError`."""
+    """Convert a payload that was sent to a run to this type, or raise `CodecError`."""
     if expected is None:
         return payload
     data = codec.encode(payload)
     if data is payload:
         return codec.convert(data, expected)
-    # It has tags: perdure wrote it, so it is not JSON from elsewhere.
+    # It has tags, so perdure wrote it, and it is not JSON from another source.
     return codec.decode(data, expected, typed=True)
 
 
@@ -90,8 +90,8 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
         )
     if SCOPE.get() is not None:
         raise PerdureError(
-            "step.continue_as_new was called inside the scope of a saga, whose steps could not be "
-            "undone any more: leave the block first"
+            "step.continue_as_new was called inside the scope of a saga, whose steps could no "
+            "longer be undone: leave the block first"
         )
     if run.replays_only:
         branch = run.branches.current(run.run_id, "step.continue_as_new")
@@ -102,7 +102,7 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
 
 
 async def transact(run: Execution, call: StepCall) -> Any:
-    """Run a step whose writes commit with its record."""
+    """Run a step whose writes are committed with its record."""
     found = run.recorded(call)
     if found is not None:
         return await run.answer(call, *found)
@@ -115,7 +115,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
             run.publish(call, interrupted.answer)
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001  # the user's function, or what broke the run
-            # In a write of its own: the transaction that the record belonged to is rolled back.
+            # In a separate write, because the transaction of the record was rolled back.
             return await run.fail(call, error)
         if isinstance(record, Err):
             return await run.fail(call, record)
@@ -127,7 +127,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
 
 
 async def _transact_once(run: Execution, host: RunHost, call: StepCall) -> EncodedRecord | Err[Any]:
-    """Return the record that was committed; raise or return what the user's function did."""
+    """Return the committed record, or the outcome of the user's function if it failed."""
     try:
         return await host.transact(call, _work(run, call))
     except _RolledBack as rolled_back:
@@ -161,7 +161,7 @@ def _work(run: Execution, call: StepCall) -> Callable[[Any], Coroutine[Any, Any,
 
 
 class _RolledBack(Exception):
-    """Takes a failure of the user's function out through the store's transaction."""
+    """Carries a failure of the user's function out of the store's transaction."""
 
     def __init__(self, failure: Exception | Err[Any]) -> None:
         self.failure = failure

@@ -1,4 +1,4 @@
-"""What is refused to operators, to people who answer, and to those who make schedules."""
+"""Errors of operators' actions, of answers from outside, and of schedules."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,7 +8,7 @@ from perdure.errors.values import InvalidArgument
 
 
 class Refused(PerdureError):
-    """An operator's verb does not apply to the run as it is; nothing was changed."""
+    """An operator's action does not apply to the run in its current state; nothing was changed."""
 
     def __init__(self, run_id: str, verb: str, reason: str) -> None:
         super().__init__(f"{verb} was refused for run {run_id!r}: {reason}")
@@ -18,7 +18,7 @@ class Refused(PerdureError):
 
 
 class AppliedBefore(Refused):
-    """An operator's request was applied to the run before."""
+    """An operator's request was already applied to the run."""
 
     def __init__(self, run_id: str, verb: str) -> None:
         super().__init__(run_id, verb, "this request was applied before")
@@ -28,7 +28,7 @@ class InvalidToken(InvalidArgument):
     """A string is not a token of an approval or callback."""
 
     def __init__(self) -> None:
-        # The token is a secret, even one that was damaged on its way.
+        # The token is a secret, even if it was damaged in transit.
         PerdureError.__init__(
             self,
             "token: expected the token of an approval or callback, unchanged, as notify= or start= "
@@ -38,7 +38,7 @@ class InvalidToken(InvalidArgument):
 
 
 class AlreadyAnswered(Refused):
-    """An approval or callback was answered before: `by` whom and when (`at`)."""
+    """An approval or callback was already answered: `by` whom and when (`at`)."""
 
     def __init__(self, run_id: str, by: str = "", at: datetime | None = None) -> None:
         who = f" by {by}" if by else ""
@@ -49,14 +49,14 @@ class AlreadyAnswered(Refused):
 
 
 class TooLate(Refused):
-    """An approval or callback waits no longer: it has expired, or the run does not need it."""
+    """An approval or callback is no longer open: it expired, or the run no longer needs it."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(run_id, "answer", reason)
 
 
 class ScheduleConflict(PerdureError):
-    """A schedule cannot be created: another one has this name. `differences` says in what."""
+    """A schedule cannot be created: another one has this name, and has these `differences`."""
 
     def __init__(self, name: str, differences: Sequence[str]) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class ScheduleConflict(PerdureError):
         listed = ", ".join(self.differences)
         verb = "differs" if len(self.differences) == 1 else "differ"
         super().__init__(
-            f"schedule {name!r} exists already, and its {listed} {verb} from what was asked for; "
+            f"schedule {name!r} already exists, and its {listed} {verb} from what was asked for; "
             "change it with (await client.get_schedule(name)).update(…), or choose another name"
         )
 

@@ -1,4 +1,4 @@
-"""How a run ends, and why it cannot be started, found or continued."""
+"""Errors of runs: how a run ends, and why it cannot be started, found or continued."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +12,7 @@ class Suspended(BaseException):
 
 
 class ContinuedAsNew(Suspended):
-    """Unwinds a run that begins again with the input `data`, as JSON. Not an error."""
+    """Unwinds a run that starts over with the input `data` (JSON). Not an error."""
 
     def __init__(self, data: object) -> None:
         super().__init__()
@@ -30,11 +30,11 @@ class RunNotFound(PerdureError):
 
 
 class RunConflict(PerdureError):
-    """A run cannot be started: its id belongs to another run. `workflow` is that of the other."""
+    """A run cannot be started: its id belongs to another run, of workflow `workflow`."""
 
     def __init__(self, run_id: str, workflow: str | None, reason: str) -> None:
         super().__init__(
-            f"run {run_id!r} exists already: {reason}. Choose another run_id, or pass if_exists="
+            f"run {run_id!r} already exists: {reason}. Choose another run_id, or pass if_exists="
         )
         self.run_id = run_id
         self.workflow = workflow
@@ -42,7 +42,7 @@ class RunConflict(PerdureError):
 
 
 class TooDeep(PerdureError, RecursionError):
-    """A run cannot start another one: it has as many ancestors as are allowed."""
+    """A run cannot start a child run: it already has the maximum number of ancestors."""
 
     def __init__(self, run_id: str, limit: int) -> None:
         super().__init__(
@@ -128,8 +128,8 @@ class Cancelled(PerdureError):
 class RollbackFailed(PerdureError):
     """Steps of a run, or of the scope of a saga, could not be undone.
 
-    `failures` says for each of them, by its key, what kept it from being undone. `cause` is why
-    they were to be undone, as text; the exception itself, if there was one, is `__cause__`.
+    `failures` maps the key of each of these steps to the reason. `cause` is why the steps had to be
+    undone, as text; the exception itself, if there was one, is `__cause__`.
     """
 
     def __init__(self, what: str, cause: str, failures: Mapping[str, str]) -> None:
@@ -152,11 +152,11 @@ class DeadlinePassed(PerdureError, TimeoutError):
 
 
 class RunFailed(PerdureError):
-    """A run failed: one that a run waited for, with the exception of that run as its cause; or one
-    whose function returned `Err(error)`, or that perdure marked as failed.
+    """A run failed.
 
-    The message is the reason; `error` is that of the `Err`, else `None`. `run_id` is the run that
-    was waited for.
+    Raised when a run that another run waited for has failed, with its exception as the cause; when
+    its function returned `Err(error)`; or when perdure marked it as failed. The message is the
+    reason; `error` is the error of the `Err`, or `None`. `run_id` is the run that was waited for.
     """
 
     def __init__(self, message: str, error: object = None, run_id: str = "") -> None:

@@ -1,4 +1,4 @@
-"""How a step fails, and how a step must not be called."""
+"""Errors of steps: failures, and calls that are not allowed."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""What a store cannot do, or cannot do at present."""
+"""Errors of stores."""
 
 from perdure.errors.error import PerdureError
 
@@ -8,7 +8,7 @@ class StoreError(PerdureError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is currently unreachable; the message says where and for how long it was tried."""
+    """The store is currently unreachable; the message says where, and how long it was retried."""
 
 
 class StoreCorrupted(StoreError):
@@ -20,7 +20,7 @@ class StoreClosed(StoreError):
 
 
 class PermitLost(StoreError):
-    """The permit of a limit expired while a run used it; the run is continued when it may."""
+    """A permit expired while a run used it; the run continues once it has a new one."""
 
     def __init__(self, run_id: str, limit: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Arguments, values and stored data that are not what they should be."""
+"""Errors of arguments, values and stored data."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The audit trail: what operators did, in the run it was done to and in documents beside it."""
+"""The audit trail: acts of operators, stored in the runs themselves and in documents."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,17 +19,17 @@ from perdure.store import SearchStore
 _BATCH = 200
 _KEY = re.compile(re.escape(ACT) + r"\d{4}-\d{2}-\d{2}T")
 _AHEAD = timedelta(minutes=1)
-"""How far the clock of another machine may be ahead."""
+"""How far ahead the clock of another machine may be."""
 
 
 def run_acts(metadata: Mapping[str, Any], run_id: str, redact: Redact) -> tuple[Act, ...]:
-    """Return the acts that a run keeps, newest first."""
+    """Return the acts stored in a run, newest first."""
     found = [read_act(stored, redact) for stored in reversed(acts_of(dict(metadata)))]
     return tuple(replace(act, run_id=run_id) for act in found if act is not None)
 
 
 def act_count_of(metadata: Mapping[str, Any], kept: int) -> int:
-    """Return how many acts a run has had; it keeps only the last ones."""
+    """Return the total number of acts on a run, which keeps only the latest."""
     count = metadata.get("actCount")
     return max(count, kept) if type(count) is int else kept
 
@@ -66,7 +66,7 @@ FIELDS: dict[str, Field] = {
 
 
 class ActSearch:
-    """One search of the audit trail, newest first."""
+    """A search of the audit trail, newest first."""
 
     def __init__(self, store: SearchStore, query: str, redact: Redact, now: datetime) -> None:
         self._store = store
@@ -95,7 +95,7 @@ class ActSearch:
         return ActsPage(tuple(acts))
 
     def _prefixes(self, after: str | None) -> Iterable[str]:
-        """Yield how keys begin: those of the newest day, of its month, and of earlier months."""
+        """Yield prefixes of keys: of the newest day, of its month, and of earlier months."""
         day = self._until.date().isoformat()
         if after is not None:
             day = min(day, after.removeprefix(ACT)[:10])

@@ -1,4 +1,4 @@
-"""What will happen next: the runs that wake, and the events that runs wait for."""
+"""What happens next: runs that will wake, and events that runs wait for."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ _SHOWN = 20
 
 
 async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) -> Agenda:
-    """Return what happens in the next hours, from at most `EXAMINED` runs of each kind."""
+    """Return what happens in the next hours, based on at most `EXAMINED` runs of each kind."""
     end = now + timedelta(hours=hours)
     due, waiting = await asyncio.gather(
         due_runs(store, end, EXAMINED),
@@ -33,7 +33,7 @@ async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) 
 
 
 def _by_hour(rows: list[RunRow], now: datetime) -> tuple[AgendaHour, ...]:
-    # What should have happened already belongs to the current hour.
+    # Overdue runs belong to the current hour.
     times = (max(row.wake_at, now) for row in rows if row.wake_at is not None)
     hours = Counter(time.replace(minute=0, second=0, microsecond=0) for time in times)
     return tuple(AgendaHour(hour, count) for hour, count in sorted(hours.items()))

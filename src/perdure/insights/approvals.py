@@ -10,13 +10,13 @@ from perdure.store import SearchStore
 async def approvals(
     store: SearchStore, redact: Redact, clock: Clock, to: str | None, limit: int, after: str | None
 ) -> ApprovalsPage:
-    """Return a page of open approvals, those of the newest runs first."""
+    """Return a page of open approvals, newest runs first."""
     page = await list_approvals(store, clock, to, limit, after)
     return ApprovalsPage(tuple(_row(each, redact) for each in page.approvals), page.cursor)
 
 
 def _row(approval: OpenApproval, redact: Redact) -> ApprovalRow:
-    # Without the token: it is all that an answer needs.
+    # The token is left out, because anyone who has it can answer.
     return ApprovalRow(
         approval.run_id,
         approval.workflow,

@@ -1,6 +1,6 @@
-"""What an operator should look at, each in a sentence with the query that shows it.
+"""What needs an operator's attention, each as a sentence with the query that shows it.
 
-Numbers come from bounded reads: where there may be more, a sentence says "200+ runs".
+Numbers come from bounded reads; where there may be more, the sentence says "200+ runs".
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ def without_worker(
     workers: Sequence[WorkerPresence],
     paused: frozenset[str],
 ) -> Iterable[Attention]:
-    """Yield what is due although no live worker can take it."""
+    """Yield due runs that no live worker can take."""
     if due and not workers:
         text = f"{_runs(len(due), has_more)} due; no worker is running"
         yield Attention(text, "", due[0].id)
@@ -49,7 +49,7 @@ def long_waits(runs: Iterable[RunSummary], has_more: bool) -> Iterable[Attention
 
 
 def paused(runs: Tally | None, switches: Switches) -> Iterable[Attention]:
-    """Yield that runs or workflows are paused."""
+    """Yield paused runs and workflows."""
     if runs is not None:
         yield Attention(f"{_runs(runs.count, runs.capped)} paused", "status:paused")
     for name in sorted(switches.paused):

@@ -1,4 +1,4 @@
-"""Bulk operations, as the processes that work on them have reported."""
+"""Bulk operations, as reported by the processes that work on them."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,10 +10,10 @@ from perdure.insights.model import BulkProgress
 from perdure.store import SearchStore
 
 KEY: Final = "bulk:"
-"""Begins the keys of the documents in which bulk operations are kept."""
+"""The prefix of the keys of bulk operations."""
 
 SILENT_AFTER: Final = timedelta(seconds=15)
-"""A process that has not written for so long no longer works on its operation."""
+"""A process that has not written for this long no longer works on its operation."""
 
 
 async def read_bulk(store: SearchStore, id: str, now: datetime) -> BulkProgress | None:
@@ -22,7 +22,7 @@ async def read_bulk(store: SearchStore, id: str, now: datetime) -> BulkProgress 
 
 
 async def read_bulks(store: SearchStore, limit: int, now: datetime) -> tuple[BulkProgress, ...]:
-    """Return the newest bulk operations first."""
+    """Return bulk operations, newest first."""
     keys = await store.documents.keys(f"{KEY}*")
     found = [_read(value, now) for value in await store.documents.get_many(keys)] if keys else []
     known = [each for each in found if each is not None]

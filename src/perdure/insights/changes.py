@@ -1,4 +1,4 @@
-"""Which answers have changed, for what stays on a screen.
+"""Detect which results have changed, for pages that stay open.
 
 A topic is what is shown: "counts", "fleet", "run:order-1", "query:status:failed". Each is read
 every few seconds, and at once after a notification of the store or when a run is settled in this
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from perdure.insights.insights import Insights
 
 Reading: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""What each read happens in: it may wait, and limit the time."""
+"""The context manager around each read, which may wait and limit the time."""
 
 _TICK = 0.1
 _RETRY = 5.0
-# A topic that is slow to read is read less often: it may take a tenth of the time.
+# A topic that is slow to read is read less often, so that it takes at most a tenth of the time.
 _SHARE = 10
 
 
 @dataclass(slots=True)
 class _Topic:
-    """When a topic is to be read next, and from when on a notification may change that."""
+    """When to read a topic next, and from when on a notification may change that."""
 
     next_at: float = 0.0
     hurry_at: float = 0.0
@@ -42,7 +42,7 @@ class _Topic:
 
 
 class Changes:
-    """Reads topics again and again, each once for all who show it."""
+    """Reads topics repeatedly, each once for all listeners."""
 
     def __init__(self, insights: "Insights", store: Store, clock: Clock, reading: Reading) -> None:
         self._insights = insights
@@ -73,7 +73,7 @@ class Changes:
                 yield name
 
     async def _has_changed(self, name: str, topic: _Topic) -> bool:
-        """Read one topic, and return whether it differs from what was read before."""
+        """Read one topic, and return whether it has changed."""
         begun = self._clock.monotonic()
         kind, _, rest = name.partition(":")
         try:
@@ -88,7 +88,7 @@ class Changes:
         return is_changed
 
     async def _rest(self) -> None:
-        """Sleep for a moment, or until a notification arrives."""
+        """Sleep briefly, or until a notification arrives."""
         timer = detached(self._wake_after(_TICK))
         try:
             await self._woken.wait()

@@ -18,7 +18,7 @@ from perdure.store import Capabilities, Query, SearchStore, capabilities
 
 TOLERATED_DRIFT = timedelta(seconds=5)
 TOLERATED_LAG = timedelta(seconds=30)
-"""How long a run may be due before a missing worker is a finding: workers restart."""
+"""How long a run may be due before a missing worker is reported, since workers restart."""
 
 _SURVIVES = {
     "nothing": "Runs are lost when the process ends.",
@@ -38,7 +38,7 @@ _LEASE = {
 
 
 async def store_facts(store: SearchStore, url: str, now: datetime) -> StoreFacts:
-    """Return what a store is and can do."""
+    """Describe a store and what it can do."""
     declared = capabilities(store)
     return StoreFacts(
         url=DEFAULT_REDACTION.url(url),
@@ -50,7 +50,7 @@ async def store_facts(store: SearchStore, url: str, now: datetime) -> StoreFacts
 
 
 def kind_of(store: object) -> str:
-    """Return the name of a store of this package, such as "sqlite"; else that of its class."""
+    """Return the name of a built-in store, such as "sqlite", or the name of its class."""
     package, _, name = type(store).__module__.partition("perdure.stores.")
     return type(store).__name__ if package or not name else name.partition(".")[0]
 
@@ -62,9 +62,9 @@ def _sentences(declared: Capabilities) -> tuple[str, ...]:
 
 
 async def clock_drift(store: SearchStore, now: datetime) -> timedelta | None:
-    """Return how far the store's clock is ahead, as far as the newest run shows it.
+    """Return how far ahead the store's clock is, judging by the newest run.
 
-    Runs have times of the store. One that is behind shows itself to no reader.
+    Runs have timestamps of the store. A clock that is behind cannot be detected by reading.
     """
     page = await store.search(Query(), 1)
     if not page.runs:
@@ -79,7 +79,7 @@ async def find(
     presences: Sequence[WorkerPresence],
     switches: Switches,
 ) -> tuple[Finding, ...]:
-    """Return the findings about a store that can be reached."""
+    """Return the findings about a reachable store."""
     drift, due = await asyncio.gather(
         clock_drift(store, now), due_runs(store, now - TOLERATED_LAG, DUE)
     )
@@ -98,7 +98,7 @@ _START_WORKER = "Start a worker that knows the workflow: perdure worker module:r
 
 
 def unreachable(error: StoreError) -> Finding:
-    """Return the finding about a store that does not answer."""
+    """Return the finding about an unreachable store."""
     fix = "Check its address, the network, and whether its schema is current: perdure store check"
     return Finding(
         "store", f"The store cannot be used: {DEFAULT_REDACTION.text(str(error))}", fix, "error"

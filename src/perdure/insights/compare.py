@@ -1,4 +1,4 @@
-"""How two runs differ: in their payloads, and in what their steps recorded."""
+"""How two runs differ in their payloads and in the records of their steps."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from perdure.insights.state import RunState
 from perdure.insights.steps import step_path
 
 MOST = 500
-"""How many differences of each kind are listed."""
+"""The maximum number of differences of each kind."""
 
 
 def compare(left: RunState, right: RunState) -> Comparison:
@@ -27,7 +27,7 @@ def compare(left: RunState, right: RunState) -> Comparison:
 
 
 def differences(left: Json, right: Json, path: str) -> Iterator[Difference]:
-    """Yield where two values differ, with the path of each place."""
+    """Yield the differences between two values, each with its path."""
     if isinstance(left, dict) and isinstance(right, dict):
         yield from _of_members(left, right, path)
     elif isinstance(left, list) and isinstance(right, list):
@@ -56,7 +56,7 @@ def _payload(state: RunState) -> Json:
 
 
 def _steps(left: RunState, right: RunState) -> Iterator[Difference]:
-    """Yield the records that differ, in the order of the left run, then those only on the right."""
+    """Yield records that differ, in the order of the left run, then those only on the right."""
     ours, theirs = left.snapshot["steps"], right.snapshot["steps"]
     for key, record in ours.items():
         shown = outcome_of(key, record, left.redact)

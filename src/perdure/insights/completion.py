@@ -1,4 +1,4 @@
-"""What can be typed next in a query: fields, and values that are known."""
+"""Completion for queries: fields, and known values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,9 +28,9 @@ class Candidate(msgspec.Struct, frozen=True):
 def complete(
     query: str, cursor: int | None = None, known: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[Candidate, ...]:
-    """Return what the word at the cursor could become, or an empty tuple.
+    """Return the completions of the word at the cursor.
 
-    Without `cursor`, that is the end of the query. `known` are values by field, such as the names
+    The default for `cursor` is the end of the query. `known` are values by field, such as the names
     of workflows.
     """
     end = len(query) if cursor is None else max(0, min(cursor, len(query)))

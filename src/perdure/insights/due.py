@@ -1,4 +1,4 @@
-"""Runs by their wake times: those that are due, and those that will be."""
+"""Find runs by their wake times: due now, or later."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,14 +10,14 @@ from perdure.snapshot import is_over
 from perdure.store import Due, SearchStore, can_queue, can_schedule
 
 QUEUES = 100
-"""How many queues are asked for their next runs."""
+"""The maximum number of queues that are searched for due runs."""
 
 _LEVEL = timedelta(days=1)
-"""What a level of priority is worth, at least."""
+"""The smallest head start of a priority level."""
 
 
 async def due_runs(store: SearchStore, until: datetime, limit: int) -> list[Due]:
-    """Return up to `limit` runs that are due at a time, of all queues, earliest first."""
+    """Return up to `limit` runs of all queues that are due at `until`, earliest first."""
     if not can_schedule(store):
         return []
     if not can_queue(store):
@@ -35,10 +35,10 @@ async def rows_of(store: SearchStore, due: list[Due], redact: Redact) -> list[Ru
 
 
 async def oldest_due(store: SearchStore, due: Sequence[Due], now: datetime) -> datetime | None:
-    """Return since when the one of these runs is due that has waited longest.
+    """Return since when the longest-waiting of these runs has been due.
 
-    A priority is a head start of days: such a run is due since it was created, not since its wake
-    time.
+    A priority is a head start of days: a run with a priority has been due since it was created, not
+    since its wake time.
     """
     early = [each.id for each in due if each.wake_at <= now - _LEVEL]
     found = await store.summaries(early) if early else ()

@@ -1,4 +1,4 @@
-"""A run as a bundle: JSON with a checksum that can be kept, sent, or imported elsewhere."""
+"""Export a run as a bundle: JSON with a checksum that can be kept, sent, or imported elsewhere."""
 
 import hashlib
 from typing import Any
@@ -44,7 +44,7 @@ def bundle_of(state: RunState, messages: list[Message]) -> Bundle:
 
 
 def read_bundle(data: Json) -> Bundle:
-    """Return the bundle in plain JSON values, or raise `InvalidArgument` if it was changed."""
+    """Read a bundle from plain JSON values, or raise `InvalidArgument` if it was changed."""
     try:
         bundle = msgspec.convert(data, Bundle)
     except msgspec.ValidationError as error:
@@ -94,7 +94,7 @@ def _record(record: Any, redact: Redact, path: Path) -> Any:
 
 
 def _texts(value: Any, redact: Redact, path: Path) -> Any:
-    """Redact what surrounds users' values: causes, reasons, acts. Their strings are from code."""
+    """Redact what surrounds users' values: causes, reasons, acts. Their strings come from code."""
     if isinstance(value, str):
         return redact.text(value)
     if isinstance(value, list):

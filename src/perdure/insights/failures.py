@@ -1,4 +1,4 @@
-"""The error of a step or a run, with its traceback and its causes, from what is recorded of it."""
+"""The error of a step or a run, with its traceback and its causes, read from the record."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _FRAME = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
-# A file of perdure, wherever it was installed where the error was recorded.
+# Matches a file of perdure, wherever it was installed.
 _SHOWN_PARTS = 3
 _ENGINE = re.compile(
     r"[/\\]perdure[/\\](?:engine|durable|runtime|codec|snapshot|store|stores|sync|testing"
@@ -25,7 +25,7 @@ _DEEPEST = 20
 
 
 def error_of(record: Any, redact: Redact, path: Path) -> ErrorFacts | None:
-    """Return the error of a record, or `None` if there is none; `path` is that of its value."""
+    """Return the error of a record, or `None` if there is none; `path` is the path of its value."""
     if not isinstance(record, Mapping) or record.get("ok") is not False:
         return None
     cause, meta = record.get("cause"), record.get("meta") or {}
@@ -41,7 +41,7 @@ def error_of(record: Any, redact: Redact, path: Path) -> ErrorFacts | None:
 
 
 def cause_facts(cause: Any, redact: Redact, path: Path, depth: int = 0) -> ErrorFacts | None:
-    """Return a serialized cause and what caused it."""
+    """Return the facts about a serialized cause and its own causes."""
     if not isinstance(cause, Mapping) or depth > _DEEPEST:
         return None
     if cause.get("type") != "error":
@@ -64,7 +64,7 @@ def cause_facts(cause: Any, redact: Redact, path: Path, depth: int = 0) -> Error
 def _context_of(stack: str, redact: Redact) -> ErrorFacts | None:
     """Return the exception that was being handled when another was raised.
 
-    Only the text of the traceback has it: what is stored as `cause` was raised with `from`.
+    Only the text of the traceback shows it; the stored `cause` was raised with `from`.
     """
     earlier, separator, _ = stack.rpartition(_CONTEXT)
     if not separator:
@@ -78,7 +78,7 @@ def _context_of(stack: str, redact: Redact) -> ErrorFacts | None:
 
 
 def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:
-    """Return the lines of the last traceback in a string, the innermost call last."""
+    """Return the frames of the last traceback in a string, innermost call last."""
     latest = stack.rpartition(_TRACEBACK)[2]
     return tuple(
         Frame(
@@ -93,7 +93,7 @@ def frames_of(stack: str, redact: Redact) -> tuple[Frame, ...]:
 
 
 def short_path(file: str) -> str:
-    """Return the part of a path that says which module it is, on whatever machine it was."""
+    """Return the end of a path, which identifies the module on any machine."""
     parts = re.split(r"[/\\]", file)
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:

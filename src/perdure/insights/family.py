@@ -1,4 +1,4 @@
-"""The runs around a run: the one that started it, those that it started, and those it waits for."""
+"""The runs related to a run: its parent, its children, and the runs it waits for."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from perdure.snapshot.tags import parent_tag
 from perdure.store import Query, SearchStore
 
 SHOWN, EXAMINED = 20, 200
-"""How many children are shown, and how many are counted."""
+"""How many children are shown, and how many are counted at most."""
 
 
 class FanOut(msgspec.Struct, frozen=True):
-    """The runs that one call of `step.map_runs` started: what their ids begin with, how many."""
+    """The runs that one call of `step.map_runs` started: the prefix of their ids, and how many."""
 
     base: str
     total: int
 
     @property
     def log_id(self) -> str:
-        """The id of the log to which they report their ends."""
+        """The id of the log to which the runs report their ends."""
         return f"~log:{self.base}"
 
 
@@ -42,7 +42,7 @@ async def read_parent(store: SearchStore, metadata: Metadata) -> Parent | None:
 
 
 async def read_children(store: SearchStore, run_id: str, redact: Redact) -> Children:
-    """Return the newest of the runs that a run started."""
+    """Return the newest children of a run."""
     page = await store.search(Query(tags=(parent_tag(run_id),)), EXAMINED)
     counts = Counter(run.status for run in page.runs)
     is_capped = page.cursor is not None
@@ -60,7 +60,7 @@ def schedule_of(metadata: Metadata) -> str:
 
 
 def fan_out(snapshot: Snapshot, wait: PendingWait) -> FanOut | None:
-    """Return the runs that a wait of `step.map_runs` is for, or `None` if it is another wait."""
+    """Return the runs that a wait of `step.map_runs` waits for, or `None` for other waits."""
     event = wait.get("event", "")
     if not event.startswith(FULL):
         return None

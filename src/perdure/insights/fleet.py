@@ -1,4 +1,4 @@
-"""Workers and workflows: from the documents of workers and bounded reads of the store."""
+"""Workers and workflows, from the workers' documents and bounded reads of the store."""
 
 import asyncio
 from collections import Counter
@@ -34,13 +34,13 @@ from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
 
 COUNTED = 1_000
-"""Up to how many runs of a workflow and status are counted."""
+"""The maximum number of runs counted for each workflow and status."""
 
 EXAMINED = 1000
-"""How many live runs of a workflow are looked at."""
+"""The maximum number of live runs of a workflow that are examined."""
 
 MEASURED = timedelta(days=1)
-"""How far back durations of runs and steps come from."""
+"""The window for durations of runs and steps."""
 
 _LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "paused")
 
@@ -58,9 +58,9 @@ async def worker(store: SearchStore, id: str, now: datetime) -> WorkerRow | None
 
 
 async def lost(store: SearchStore, now: datetime) -> list[Throughput]:
-    """Return the last word of workers of the last day that did not say that they stopped.
+    """Return the latest documents of workers of the last day that did not stop cleanly.
 
-    Live workers are among them.
+    This includes live workers.
     """
     since = now - LOST_FOR
     found = await read_last_throughput(store, since)
@@ -82,7 +82,7 @@ async def workflows(store: SearchStore, redact: Redact, now: datetime) -> tuple[
 async def workflow(
     store: SearchStore, name: str, redact: Redact, now: datetime
 ) -> WorkflowRow | None:
-    """Return one workflow, with its live runs by version, or `None` if nothing is known of it."""
+    """Return one workflow, with its live runs by version, or `None` if it is unknown."""
     rows, versions = await asyncio.gather(
         _rows(store, redact, now, Query(workflows=(name,))), count_versions(store, name)
     )
@@ -130,9 +130,7 @@ async def _rows(
 
 
 async def _versions(store: SearchStore, query: Query) -> tuple[dict[str, dict[int, int]], bool]:
-    """Return how many of the newest live runs have each version, by workflow, and whether there
-    are more.
-    """
+    """Count the newest live runs by workflow and version; also return whether there are more."""
     page = await store.search(Query(statuses=_LIVE, workflows=query.workflows), EXAMINED)
     versions: dict[str, Counter[int]] = {}
     for run in page.runs:
@@ -188,7 +186,7 @@ def _steps(throughput: Iterable[Throughput], name: str) -> dict[str, Percentiles
 
 
 def percentiles(found: Iterable[Sequence[int]]) -> Percentiles:
-    """Return the percentiles of durations that were counted separately."""
+    """Return the percentiles of several counted durations together."""
     classes = total(found)
     p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
     return Percentiles(sum(classes), p50, p95, p99)

@@ -1,4 +1,4 @@
-"""Failed runs grouped by what failed: workflow, step, type of error, and message."""
+"""Group failed runs by workflow, step, type of error, and message."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class _Key(NamedTuple):
 async def error_groups(
     store: SearchStore, redact: Redact, now: datetime, window: timedelta
 ) -> ErrorGroups:
-    """Return the failures of a window in groups, the largest first."""
+    """Return the failures of a time window in groups, largest first."""
     since = now - window
     runs, is_complete = await _failures(store, since)
     groups: dict[_Key, list[RunRow]] = {}
@@ -106,6 +106,6 @@ def _by_hour(times: Iterable[datetime], since: datetime, now: datetime) -> tuple
     hours = min(max(-((since - now) // _HOUR), 1), _MOST_HOURS)
     counts = [0] * hours
     for time in times:
-        # A run may have been updated after `now` was read, or before the hours that are shown.
+        # A run may have been updated after `now` was read, or before the first hour shown.
         counts[max(hours - 1 - max((now - time) // _HOUR, 0), 0)] += 1
     return tuple(counts)

@@ -1,4 +1,4 @@
-"""Why a run that is due is not claimed, although a worker could: rules for `why`."""
+"""Rules for `why`: why a due run is not claimed, even though a worker could claim it."""
 
 from datetime import timedelta
 
@@ -11,7 +11,7 @@ from perdure.presence import QueueSwitch, WorkflowSwitch
 
 
 def workflow_is_paused(state: RunState) -> Why | None:
-    """Return that an operator paused the workflow."""
+    """Match if an operator paused the workflow."""
     switch = state.switches.workflows.get(state.row.workflow or "")
     if switch is None or not switch.paused or not is_due(state):
         return None
@@ -19,7 +19,7 @@ def workflow_is_paused(state: RunState) -> Why | None:
 
 
 def queue_is_paused(state: RunState) -> Why | None:
-    """Return that an operator paused the queue."""
+    """Match if an operator paused the queue."""
     switch = state.switches.queues.get(split_queue(state.row.queue)[0])
     if switch is None or not switch.paused or not is_due(state):
         return None
@@ -33,7 +33,7 @@ def _paused(state: RunState, switch: WorkflowSwitch | QueueSwitch, what: str) ->
 
 
 def limit_is_reached(state: RunState) -> Why | None:
-    """Return that a limit of the queue, or of the run's key, has no unit left."""
+    """Match if a limit of the queue, or of the run's key, is used up."""
     full = [row for row in state.outside.limits if row.in_use is not None and row.in_use >= row.n]
     if not is_due(state) or not full:
         return None
@@ -53,7 +53,7 @@ def _full(state: RunState, limit: LimitRow) -> str:
 
 
 def others_come_first(state: RunState) -> Why | None:
-    """Return that runs of the same queue and key start before this one."""
+    """Match if runs of the same queue and key start before this one."""
     ahead = state.outside.ahead
     if not is_due(state) or ahead is None or not ahead.count:
         return None

@@ -1,4 +1,4 @@
-"""Charts of what workers did: from their throughput documents, without reading a run."""
+"""Charts of the workers' activity, from their throughput documents, without reading runs."""
 
 from datetime import datetime, timedelta
 
@@ -15,7 +15,7 @@ WINDOWS = {
     timedelta(hours=24): timedelta(minutes=15),
     timedelta(hours=48): timedelta(minutes=30),
 }
-"""The windows of charts, and the time from one point to the next."""
+"""The windows of charts, and the time between two points."""
 
 _MINUTE = timedelta(minutes=1)
 
@@ -42,7 +42,7 @@ async def history(store: SearchStore, window: Duration, now: datetime) -> Worker
 
 
 class _Point:
-    """The minutes of all workers that one point of a chart shows."""
+    """The minutes of all workers that make up one point of a chart."""
 
     def __init__(self, at: datetime) -> None:
         self._at = at
@@ -52,13 +52,13 @@ class _Point:
         self._minutes.setdefault(minute.minute, []).append(minute)
 
     def row(self) -> HistoryPoint:
-        """Return the ended runs in all, and the slots of all workers in an average minute."""
+        """Return the total of ended runs, and the slots of all workers in an average minute."""
         if not self._minutes:
             return HistoryPoint(self._at)
         every = [each for minutes in self._minutes.values() for each in minutes]
         depths: dict[str, int] = {}
         for each in every:
-            # The workers share the queues: each of them has counted the same runs.
+            # Not added up: workers share the queues, so each of them counted the same runs.
             for queue, depth in each.depths.items():
                 depths[queue] = max(depth, depths.get(queue, 0))
         return HistoryPoint(

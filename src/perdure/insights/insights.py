@@ -74,8 +74,8 @@ from perdure.validation import check_id, check_int
 class Insights:
     """Answers questions about the runs of a store, from the store alone.
 
-    It needs no code of the application, takes no lease and writes nothing. Values are redacted as
-    `redact` says; to see everything, make one with `NOTHING_REDACTED`. `url` is the address of the
+    It needs no code of the application, takes no lease and writes nothing. Values are redacted
+    according to `redact`; pass `NOTHING_REDACTED` to see everything. `url` is the address of the
     store as `store()` shows it, without its password.
 
         insights = Insights(store)
@@ -100,17 +100,17 @@ class Insights:
         self._snapshots = Snapshots(self._store)
 
     def parse(self, query: str) -> ParsedQuery:
-        """Return what a query means now, or raise `InvalidQuery`."""
+        """Parse a query as of now, or raise `InvalidQuery`."""
         return parse_query(query, self._clock.now())
 
     async def complete(self, query: str, cursor: int | None = None) -> tuple[Candidate, ...]:
-        """Return what the word at the cursor of a query could become."""
+        """Return the completions of the word at the cursor of a query."""
         counts = await self._store.counts(Query(), 1)
         workflows = sorted({each.workflow for each in counts if each.workflow})
         return completion.complete(query, cursor, {"workflow": workflows})
 
     async def overview(self) -> Overview:
-        """Return the store at a glance: counts, what failed last, what needs attention."""
+        """Return the store at a glance: counts, latest failures, what needs attention."""
         now = self._clock.now()
         rows, workers, switches = await asyncio.gather(
             self.workers(), read_workers(self._store), read_switches(self._store)
@@ -122,8 +122,8 @@ class Insights:
     ) -> RunsPage:
         """Return a page of runs, the most recently updated first.
 
-        `after` is the cursor of the previous page. A search with terms that no index answers is
-        bounded: the page says how far it looked.
+        `after` is the cursor of the previous page. A search with terms that no index covers is
+        bounded; the page says how far it looked.
         """
         check_int(limit, "limit")
         parsed = query if isinstance(query, ParsedQuery) else self.parse(await self.expand(query))
@@ -136,16 +136,16 @@ class Insights:
         return await views.read_views(self._store)
 
     async def expand(self, query: str) -> str:
-        """Return a query in which `view:<name>` is replaced by the saved query."""
+        """Return a query with each `view:<name>` replaced by the saved query."""
         return await views.expand(self._store, query)
 
     async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
-        """Return what differs after each change of a run, by id; missing runs are left out."""
+        """Return the revision of each existing run, which changes whenever the run does."""
         found = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
         return {run.id: run.revision for run in found if run is not None}
 
     async def run(self, run_id: str) -> RunFacts:
-        """Return everything about a run but its steps, or raise `RunNotFound`."""
+        """Return everything about a run except its steps, or raise `RunNotFound`."""
         state, children = await asyncio.gather(
             self._state(run_id), read_children(self._store, run_id, self._redact)
         )
@@ -157,7 +157,7 @@ class Insights:
         return why(await self._state(run_id))
 
     async def steps(self, run_id: str, after: str | None = None, limit: int = 200) -> StepsPage:
-        """Return records of a run in the order they were made, after the record `after`."""
+        """Return records of a run in order, after the record `after`."""
         check_int(limit, "limit")
         return steps_page(await self._snapshot(run_id), self._redact, after, limit)
 
@@ -166,7 +166,7 @@ class Insights:
         return step_detail(await self._snapshot(run_id), key, self._redact)
 
     async def watch(self, run_id: str) -> AsyncGenerator[RunFacts, None]:
-        """Yield a run as it is, and again after each change, until it is over."""
+        """Yield a run now and after each change, until it is over."""
         check_id(run_id, "run_id")
         async with watching(self._store, self._clock, run_id, reports=True) as watch:
             while True:
@@ -198,7 +198,7 @@ class Insights:
         return compare.compare(*states)
 
     async def errors(self, window: Duration = "24h") -> ErrorGroups:
-        """Return the failed runs of a window in groups, from at most the newest 2,000."""
+        """Return the failed runs of a time window in groups, based on at most the newest 2,000."""
         duration = parse_duration(window, "window")
         if not duration:
             raise InvalidDuration("window", window, "a positive duration")
@@ -212,16 +212,15 @@ class Insights:
     async def approvals(
         self, to: str | None = None, limit: int = 50, after: str | None = None
     ) -> ApprovalsPage:
-        """Return a page of open approvals, of everyone or those that ask `to`.
+        """Return a page of open approvals, all of them or those addressed to `to`.
 
-        A page has those of up to `limit` runs, the newest first; `after` is the cursor of the
-        previous page.
+        A page covers up to `limit` runs, newest first; `after` is the cursor of the previous page.
         """
         check_int(limit, "limit")
         return await approvals.approvals(self._store, self._redact, self._clock, to, limit, after)
 
     async def acts(self, query: str = "", limit: int = 50, after: str | None = None) -> ActsPage:
-        """Return a page of what operators did, newest first.
+        """Return a page of the acts of operators, newest first.
 
         A query has the fields `by`, `verb`, `via`, `since` and `older`; a bare word is the
         beginning of a run's id. `after` is the cursor of the previous page.
@@ -235,7 +234,7 @@ class Insights:
         return await bulk.read_bulk(self._store, check_id(id), self._clock.now())
 
     async def bulks(self, limit: int = 50) -> tuple[BulkProgress, ...]:
-        """Return the newest bulk operations first."""
+        """Return bulk operations, newest first."""
         check_int(limit, "limit")
         return await bulk.read_bulks(self._store, limit, self._clock.now())
 
@@ -256,18 +255,19 @@ class Insights:
         return await fleet.workflows(self._store, self._redact, self._clock.now())
 
     async def workflow(self, name: str) -> WorkflowRow | None:
-        """Return one workflow, or `None` if nothing is known of it."""
+        """Return one workflow, or `None` if it is unknown."""
         check_id(name, "name")
         return await fleet.workflow(self._store, name, self._redact, self._clock.now())
 
     async def queues(self) -> tuple[QueueRow, ...]:
-        """Return the queues that have due or owned runs, that workers serve or that are paused, and
-        the runs in no queue.
+        """Return the queues, and the runs in no queue.
+
+        These are the queues that have due or owned runs, that workers serve, or that are paused.
         """
         return await queues.queues(self._store, self._redact, self._clock.now())
 
     async def queue(self, name: str) -> QueueRow | None:
-        """Return one queue, or `None` if nothing is known of it."""
+        """Return one queue, or `None` if it is unknown."""
         check_id(name, "name")
         return next((row for row in await self.queues() if row.name == name), None)
 
@@ -280,26 +280,27 @@ class Insights:
         return await schedules.schedules(self._store, self._redact)
 
     async def schedule(self, name: str) -> ScheduleRow | None:
-        """Return one schedule, or `None` if there is none of this name."""
+        """Return one schedule, or `None` if there is none with this name."""
         return await schedules.schedule(self._store, check_id(name, "name"), self._redact)
 
     async def history(self, window: Duration = "24h") -> WorkerHistory:
-        """Return what workers did in the last hour, day or two days, for a chart."""
+        """Return the workers' activity in the last 1, 6, 24 or 48 hours, for a chart."""
         return await history.history(self._store, window, self._clock.now())
 
     async def store(self) -> StoreFacts:
-        """Return what the store is, what it can do, and how far its clock is known to be off."""
+        """Describe the store: what it can do, and how far its clock is known to be off."""
         return await checks.store_facts(self._store, self._url, self._clock.now())
 
     async def retention(self, workflow: str | None = None) -> Retention:
-        """Return the policies by which workers remove finished runs, of one workflow or of all, and
-        how many runs each would remove now.
+        """Return the retention policies, and how many runs each would remove now.
+
+        These are the policies of one workflow, or of all.
         """
         name = None if workflow is None else check_id(workflow, "workflow")
         return await retention.retention(self._store, self._clock, name)
 
     async def check(self) -> tuple[Finding, ...]:
-        """Return what is wrong with the store and around it; nothing if all is well."""
+        """Return the problems of the store and its workers; empty if all is well."""
         try:
             rows, workers, switches = await asyncio.gather(
                 self.workers(), read_workers(self._store), read_switches(self._store)

@@ -1,4 +1,4 @@
-"""Filters that no index answers: about the header of a run, and about its payload."""
+"""Filters that no index covers: on the header of a run, and on its payload."""
 
 import operator as operators
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -23,7 +23,7 @@ _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
 def matches_header(
     row: RunRow, terms: Sequence[Term], owners: Mapping[str, frozenset[str]]
 ) -> bool:
-    """Return whether a run matches the terms about its header.
+    """Return whether a run matches the terms on its header.
 
     `owners` are the owner ids of the workers that a term may name.
     """
@@ -50,12 +50,12 @@ def _matches_field(row: RunRow, term: Term, owners: Mapping[str, frozenset[str]]
 
 
 def _is_owner(owner: str, name: str, owners: Container[str]) -> bool:
-    """Return whether a worker with this id owns a run; it may be lost, and have no heartbeat."""
+    """Return whether a worker with this id owns a run, even a lost one without a heartbeat."""
     return owner in owners or worker_id(owner) == name or owner.startswith(name)
 
 
 def matches_payload(payload: Json, terms: Sequence[Term], redact: Redact) -> bool:
-    """Return whether a payload matches the terms about it; what is redacted never does."""
+    """Return whether a payload matches the terms; redacted values never match."""
     return all(_matches_at(payload, term, redact) for term in terms if term.field == "payload")
 
 
@@ -68,7 +68,7 @@ def _matches_at(payload: Json, term: Term, redact: Redact) -> bool:
 
 
 def untagged(value: Json) -> Json:
-    """Return the string in a tag, such as `{"~decimal": "12.50"}`; any other value as it is."""
+    """Return the string inside a tag such as `{"~decimal": "12.50"}`; other values as they are."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, item),) = value.items()
         if key.startswith("~") and isinstance(item, str):
@@ -85,7 +85,7 @@ def _compares(stored: Json, operator: Operator, wanted: str) -> bool:
 
 
 def _number(value: Json) -> Decimal | None:
-    """Return a number, or the number in a string; exactly, as ids may be large ints."""
+    """Return a number, or the number in a string, exactly: ids may be large ints."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

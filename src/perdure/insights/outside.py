@@ -1,4 +1,4 @@
-"""What keeps a run from continuing that is not in the run itself: other runs, and its queue."""
+"""Causes outside a run that keep it from continuing: other runs, and its queue."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from perdure.snapshot import is_over, open_waits
 from perdure.store import SearchStore, can_inbox
 
 ENDED = 1000
-"""Up to how many ends of the runs of `step.map_runs` are counted: each is a message."""
+"""The maximum number of ended runs of `step.map_runs` that are counted: each is a message."""
 
 
 async def read_outside(
     store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
 ) -> Outside:
-    """Read what a run waits for that is outside of it; nothing if it is driven, or over."""
+    """Read what a run waits for outside itself; nothing if it is being executed, or over."""
     if state.row.owner is not None or is_over(state.row.status):
         return Outside()
     child, ended, (limits, ahead) = await asyncio.gather(
@@ -31,14 +31,14 @@ async def read_outside(
 async def _child(
     store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
 ) -> RunState | None:
-    """Return the first run whose end this one waits for."""
+    """Return the first run whose end this run waits for."""
     awaited = (wait["run"] for wait in open_waits(state.snapshot) if "run" in wait)
     if (run_id := next(awaited, None)) is None:
         return None
     try:
         return await read_state(store, snapshots, run_id, state.redact, clock)
     except PerdureError:
-        # It may be deleted, or unreadable: the run that waits is shown all the same.
+        # The run may be deleted or unreadable; the waiting run is still shown.
         return None
 
 

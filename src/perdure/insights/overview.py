@@ -1,4 +1,4 @@
-"""The store at a glance, from a few bounded reads that run at the same time."""
+"""The store at a glance, from a few concurrent, bounded reads."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
 
 CAP, CAP_OF_ENDED = 10_000, 1_000
-"""Up to how many runs of a workflow and status are counted; those that are over are many."""
+"""The maximum number of runs counted for each workflow and status; many runs are over."""
 
 DUE = 200
 LAST_DAY = 500
@@ -33,7 +33,7 @@ async def overview(
     presences: Sequence[WorkerPresence],
     switches: Switches,
 ) -> Overview:
-    """Return the counts, what ended and failed last, and what needs attention."""
+    """Return counts, the latest ends and failures, and what needs attention."""
     live, ended, due, failures, waits, last_day = await asyncio.gather(
         store.counts(Query(statuses=_LIVE), CAP),
         store.counts(Query(statuses=_ENDED), CAP_OF_ENDED),
@@ -64,7 +64,7 @@ async def overview(
 
 
 def tally(counts: Iterable[Count]) -> dict[str, Tally]:
-    """Return the number of runs by status, of all workflows together."""
+    """Return the number of runs by status, over all workflows."""
     totals: dict[str, Tally] = {}
     for each in counts:
         known = totals.get(each.status, Tally(0))
@@ -73,7 +73,7 @@ def tally(counts: Iterable[Count]) -> dict[str, Tally]:
 
 
 async def _ended_since(store: SearchStore, since: datetime) -> dict[str, Tally]:
-    # Not by `counts`: with a time, it reads up to 20,000 headers.
+    # Not with `counts`, which would read up to 20,000 headers because of the time.
     pages = await asyncio.gather(
         *(store.search(Query(statuses=(status,), since=since), LAST_DAY) for status in _ENDED)
     )

@@ -1,4 +1,4 @@
-"""Parts of the sentences that say why a run is where it is."""
+"""Parts of the sentences that explain the state of a run."""
 
 from perdure.insights.state import RunState
 from perdure.insights.words import duration_words
@@ -12,7 +12,7 @@ def is_due(state: RunState) -> bool:
 
 
 def due_for(state: RunState) -> str:
-    """Return since when a run is due, as a sentence."""
+    """Return how long a run has been due, as a sentence."""
     assert state.row.wake_at is not None, "a run that is due has a wake time"
     return f"Due for {duration_words(state.now - state.row.wake_at)}."
 
@@ -23,5 +23,5 @@ def because(reason: str) -> str:
 
 
 def quote(name: str) -> str:
-    """Return a name in quotes; a long one is cut."""
+    """Return a name in quotes, shortened if it is long."""
     return f'"{name}"' if len(name) <= _LONGEST_NAME else f'"{name[: _LONGEST_NAME - 1]}…"'

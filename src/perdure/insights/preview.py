@@ -23,7 +23,7 @@ def _pieces(value: Json, redact: Redact, path: Path) -> Iterator[str]:
     if not redact.is_off and redact.hides(path, value):
         yield _json(MASK)
     elif isinstance(value, str):
-        # Redacted before it is cut: half of a URL is not recognised as one.
+        # Redacted before it is shortened: half of a URL would not be recognized as one.
         yield _json(redact.url(value)[: SIZE + 1])
     elif isinstance(value, list):
         yield from _items(value, redact, path)

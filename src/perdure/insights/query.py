@@ -1,7 +1,7 @@
-"""Which runs an operator wants to see, as text: `status:failed workflow:order since:24h`.
+"""Queries for runs, as text: `status:failed workflow:order since:24h`.
 
-A bare word is the beginning of an id. The store's index answers the terms of `INDEXED`; the others
-filter what it finds.
+A bare word is the beginning of an id. The store's index covers the terms in `INDEXED`; the others
+filter the results.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ ORDERS = ("newest", "oldest")
 
 
 class ParsedQuery(msgspec.Struct, frozen=True):
-    """A query: its terms, and as `index` what the store answers of them.
+    """A query: its terms, and in `index` the part that the store's index covers.
 
-    `str(query)` is its text: parsed again at the same time, it is equal.
+    `str(query)` is its text; parsing that text at the same time returns an equal query.
     """
 
     terms: tuple[Term, ...] = ()
@@ -32,7 +32,7 @@ class ParsedQuery(msgspec.Struct, frozen=True):
 
     @property
     def filters(self) -> tuple[Term, ...]:
-        """The terms that no index answers."""
+        """The terms that no index covers."""
         return tuple(term for term in self.terms if not _is_indexed(term))
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class ParsedQuery(msgspec.Struct, frozen=True):
 
 
 def parse_query(text: str, now: datetime) -> ParsedQuery:
-    """Return the query that a text describes; durations count back from `now`.
+    """Parse a query; durations count back from `now`.
 
-    Raise `InvalidQuery` with the position of what cannot be understood.
+    Raise `InvalidQuery` with the position of the problem.
     """
     terms = parse_terms(text, FIELDS)
     return ParsedQuery(terms, _index(terms, now))
@@ -68,9 +68,9 @@ def _is_indexed(term: Term) -> bool:
 
 
 def _is_exact_queue(term: Term) -> bool:
-    """Return whether a term is about one key of a queue, or the runs in no queue.
+    """Return whether a term names one key of a queue, or the runs in no queue.
 
-    The runs of a queue with keys are spread over as many queues, which no index has together.
+    Each key of a queue is a separate queue in the store, so no index covers a whole queue.
     """
     return term.field == "queue" and ("/" in term.values[0] or not term.values[0])
 
@@ -120,7 +120,7 @@ def _check_word(value: str) -> None:
 
 
 def _check_any(_: str) -> None:
-    """A value of a payload may be anything, an empty string included."""
+    """Accept anything: a value of a payload may even be an empty string."""
 
 
 FIELDS: dict[str, Field] = {

@@ -1,4 +1,4 @@
-"""Queues and limits: bounded reads of the store, and what live workers declare."""
+"""Queues and limits, from bounded reads of the store and the declarations of live workers."""
 
 import asyncio
 from collections import Counter
@@ -21,18 +21,19 @@ from perdure.presence import (
 from perdure.store import Query, RunSummary, SearchStore, Store, can_queue, can_schedule
 
 EXAMINED = 1000
-"""How many due or owned runs of a queue are looked at."""
+"""The maximum number of due or owned runs of a queue that are examined."""
 
 QUEUES = 100
-"""How many queues are looked at, each of their keys being one."""
+"""The maximum number of queues that are examined; each key counts as one."""
 
 KEYS = 20
-"""How many keys of a queue are shown."""
+"""The maximum number of keys shown for a queue."""
 
 
 async def queues(store: SearchStore, redact: Redact, now: datetime) -> tuple[QueueRow, ...]:
-    """Return the queues that have due or owned runs, that workers serve or that are paused, and
-    the runs in no queue, by name.
+    """Return the queues by name, and the runs in no queue.
+
+    These are the queues that have due or owned runs, that workers serve, or that are paused.
     """
     running = await store.search(Query(statuses=("running",)), EXAMINED)
     leased = Counter(run.queue for run in running.runs if run.owner is not None)
@@ -63,7 +64,7 @@ async def limits_for(
     workers: Iterable[WorkerPresence],
     switches: Switches,
 ) -> Sequence[LimitRow]:
-    """Return the limits that hold for a run in a queue, which its key may be part of."""
+    """Return the limits that apply to a run in a queue, whose name may include a key."""
     name, key = split_queue(queue)
     own = [limit for limit in _declared(workers) if _is_of(limit, name)]
     found = [limit for limit in own if key is not None or not limit.name.endswith("/*")]
@@ -71,7 +72,7 @@ async def limits_for(
 
 
 async def runs_ahead(store: SearchStore, now: datetime, queue: str, run_id: str) -> Tally:
-    """Return how many runs of the same queue and key start before a run that is due."""
+    """Return how many runs of the same queue and key start before a due run."""
     if not can_queue(store):
         return Tally(0)
     due = await store.due(now, EXAMINED, queues={queue: EXAMINED})
@@ -80,7 +81,7 @@ async def runs_ahead(store: SearchStore, now: datetime, queue: str, run_id: str)
 
 
 def _declared(workers: Iterable[WorkerPresence]) -> Iterable[DeclaredLimit]:
-    # The worker that was started last is the newest deployment.
+    # The most recently started worker is the newest deployment.
     newest = sorted(workers, key=lambda worker: worker.started_at)
     return {limit.name: limit for worker in newest for limit in worker.limits}.values()
 
@@ -97,7 +98,7 @@ async def _limit(
     switches: Switches,
     queue: str | None = None,
 ) -> LimitRow:
-    """Return a limit; that of each key with what is in use by the key of this queue."""
+    """Return a limit; for a limit per key, with the use by the key of this queue."""
     name, of = _split(declared.name)
     n = switches.numbers.get(declared.name, declared.n)
     permits = declared.name
@@ -116,8 +117,8 @@ def _split(limit: str) -> tuple[str, LimitOf]:
 
 
 async def _used(store: SearchStore, now: datetime, limit: PermitLimit) -> int:
-    """Return how many units are taken: those of permits that are leased."""
-    # Permits are created when they are first needed: one that is missing is not taken.
+    """Return how many units are in use: those of leased permits."""
+    # Permits are created on first use, so a missing permit is not in use.
     permits = await store.summaries(limit.ids())
     taken = [each for each in permits if each is not None and _is_leased(each, now)]
     return limit.unit * len(taken)

@@ -1,7 +1,7 @@
-"""What operators may not see: secrets in payloads, values and errors.
+"""Hide secrets in payloads, values and errors from operators.
 
-A redacted value is replaced by `MASK`, whatever it is: nothing of it is left, not its length. URLs
-with a password lose the password wherever they occur.
+A redacted value is replaced by `MASK`, so not even its length is visible. Passwords are removed
+from URLs wherever they occur.
 """
 
 import re
@@ -36,18 +36,18 @@ Path: TypeAlias = tuple[str, ...]
 """Where a value is: `("payload", "customer", "email")`, `("steps", "charge", "card")`."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
-# Both begin with fixed characters, so that a long string without spaces costs linear time.
+# Both begin with literal characters, so that a long string without spaces takes linear time.
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]*@")
 _CREDENTIALS = re.compile(r"\b(bearer|basic)\s+(?=\S*\d)[\w.~+/=-]{6,}", re.IGNORECASE)
 
 
 class Redact(msgspec.Struct, frozen=True, dict=True):
-    """Rules about what is hidden: by name, by path, or by a function.
+    """Rules for what to hide: by name, by path, or by a function.
 
-    A name matches the keys of objects, however they are written: "api_key" also matches `apiKey`,
+    A name matches the keys of objects, however they are spelled: "api_key" also matches `apiKey`,
     `API-KEY` and `stripe_api_key`. A path begins with `payload`, `output`, `steps.<name>` or
-    `inbox.<event>`, and `*` stands for one part: "payload.*.email". The function is called with
-    the path and the value of each key, and returns whether to hide it.
+    `inbox.<event>`, and `*` stands for one part: "payload.*.email". The function is called with the
+    path and the value of each key, and returns whether to hide it.
     """
 
     names: tuple[str, ...] = DEFAULT_NAMES
@@ -70,7 +70,7 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
         return self.function is not None and bool(self.function(path, value))
 
     def value(self, value: Json, path: Path) -> Json:
-        """Return JSON with everything hidden that should be."""
+        """Return JSON with hidden values replaced."""
         if self.is_off:
             return value
         if self.hides(path, value):
@@ -90,7 +90,7 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
         return _URL_PASSWORD.sub(rf"\1{MASK}@", text)
 
     def text(self, text: str) -> str:
-        """Return an error or another text written by code, without what looks like a secret."""
+        """Return a message written by code without anything that looks like a secret."""
         if self.is_off or not text:
             return text
         text = _CREDENTIALS.sub(rf"\1 {MASK}", self.url(text))
@@ -102,7 +102,7 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
 
     def _object(self, value: dict[str, Any], path: Path) -> Json:
         if len(value) == 1 and isinstance(pairs := value.get("~map"), list):
-            # A dict with keys that are not all strings is stored as pairs.
+            # A dict whose keys are not all strings is stored as pairs.
             return {"~map": [self._pair(pair, path) for pair in pairs]}
         return {key: self.value(item, (*path, key)) for key, item in value.items()}
 
@@ -161,12 +161,12 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORDS.findall(name))
 
 
-# Keys repeat in every step of every run, and splitting one into words costs some microseconds.
+# Keys repeat in every step of every run, and splitting one into words takes microseconds.
 @lru_cache(maxsize=4096)
 def _has_name(names: tuple[tuple[str, ...], ...], key: str, is_number: bool) -> bool:
     words = _words(key)
     joined = "".join(words)
-    # "tokens" may be a list of secrets or, as a number, a count that is none.
+    # "tokens" may be a list of secrets, but a number is just a count.
     plural = joined if is_number else joined.removesuffix("s")
     return any(
         _contains(words, name) or joined.endswith("".join(name)) or plural.endswith("".join(name))

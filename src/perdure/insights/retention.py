@@ -1,4 +1,4 @@
-"""For how long finished runs are kept, and which of them are due to be removed."""
+"""How long finished runs are kept, and which of them can be removed."""
 
 from datetime import timedelta
 
@@ -9,11 +9,11 @@ from perdure.runtime.pruning import Kind, Pruner, kinds_of
 from perdure.store import SearchStore, Store, can_maintain
 
 COUNTED = 100_000
-"""Up to how many runs of a workflow and status are counted."""
+"""The maximum number of runs counted for each workflow and status."""
 
 
 async def retention(store: SearchStore, clock: Clock, workflow: str | None = None) -> Retention:
-    """Return the policies that workers follow, with how many runs each would remove now."""
+    """Return the policies that workers follow, and how many runs each would remove now."""
     given = read_input(await store.load(MAINTENANCE))
     policies = spans_of(given.policies)
     chosen = {name: policies[name] for name in policies if workflow in (None, name)}
@@ -29,7 +29,7 @@ def _row(kind: Kind, version: int, removable: Tally | None) -> RetentionRow:
 
 
 async def spans_by_workflow(store: Store) -> dict[str, dict[str, timedelta]]:
-    """Return for how long the runs of each workflow are kept, by status."""
+    """Return how long the runs of each workflow are kept, by status."""
     policies = spans_of(read_input(await store.load(MAINTENANCE)).policies)
     return {
         name: {str(status): span for status, span in spans.items()}

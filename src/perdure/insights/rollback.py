@@ -1,4 +1,4 @@
-"""How far the steps of a run were undone."""
+"""The progress of a run's rollback."""
 
 from perdure.clock import parse_iso
 from perdure.insights.failures import error_of
@@ -13,7 +13,7 @@ _UNKNOWN = "its function no longer says how"
 
 
 def rollback_facts(snapshot: Snapshot, redact: Redact) -> RollbackFacts | None:
-    """Return how far the steps of a run were undone; `None` if that has not begun."""
+    """Return how far the rollback of a run is, or `None` if it was not rolled back."""
     mark = rollback_of(snapshot)
     if mark is None:
         return None
@@ -28,9 +28,9 @@ def rollback_facts(snapshot: Snapshot, redact: Redact) -> RollbackFacts | None:
 
 
 def _not_undone(snapshot: Snapshot) -> dict[str, str]:
-    """Return what kept steps from being undone.
+    """Return why steps were not undone, by key.
 
-    Of a run that is over, each step that was not undone is one that could not be.
+    If the run is over, every step that was not undone could not be undone.
     """
     failures = failures_in(snapshot["steps"])
     if not is_over(rest_status(snapshot)):
@@ -39,13 +39,13 @@ def _not_undone(snapshot: Snapshot) -> dict[str, str]:
 
 
 def describe_rollback(rollback: RollbackFacts) -> str:
-    """Return a sentence about a run that is being undone."""
+    """Return a sentence about a run that is being rolled back."""
     steps = count_words(rollback.steps, "step")
     return f"Rolling back after {rollback.error}: {rollback.undone} of {steps} undone."
 
 
 def describe_failed_rollback(rollback: RollbackFacts) -> str:
-    """Return sentences about a run of which steps could not be undone."""
+    """Return sentences about a run some of whose steps could not be undone."""
     key, reason = next(iter(rollback.not_undone.items()))
     others = len(rollback.not_undone) - 1
     more = f", and {count_words(others, 'other step')}" if others else ""
@@ -56,7 +56,7 @@ def describe_failed_rollback(rollback: RollbackFacts) -> str:
 
 
 def describe_undone(rollback: RollbackFacts | None) -> str:
-    """Return a sentence about a run whose steps were undone before it ended, or nothing."""
+    """Return a sentence about the steps that were undone before the run ended, or ""."""
     if rollback is None:
         return ""
     verb = "was" if rollback.undone == 1 else "were"

@@ -1,4 +1,4 @@
-"""A run in a list, from what the store keeps beside its snapshot."""
+"""A run in a list, from its header."""
 
 from datetime import datetime
 
@@ -43,13 +43,13 @@ def row_of(run: RunSummary, redact: Redact) -> RunRow:
 
 def _ended_by(summary: Summary) -> str:
     if summary.ended_by is None:
-        # Written by an earlier version: the last record is mostly the step that ended it.
+        # Written by an earlier version: the last record is usually the step that ended the run.
         return summary.last_step if summary.error and summary.failed else ""
     return summary.ended_by
 
 
 def read_time(text: object) -> datetime | None:
-    """Return a stored time, or `None` if there is none that can be read."""
+    """Return a stored time, or `None` if it is missing or cannot be read."""
     try:
         return parse_iso(text) if isinstance(text, str) and text else None
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""Everything about one run but its steps."""
+"""Everything about a run except its steps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -98,7 +98,7 @@ def _wait(snapshot: Snapshot, wait: PendingWait, redact: Redact) -> WaitFacts:
 
 
 def _messages(state: RunState) -> list[Message]:
-    """Return the messages of the user; those of the engine are requests, and short-lived."""
+    """Return the user's messages; the engine's own are short-lived requests."""
     return [each for each in state.inbox[:INBOX] if not each.name.startswith("~")]
 
 

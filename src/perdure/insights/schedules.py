@@ -15,7 +15,7 @@ from perdure.snapshot import Snapshot, is_over
 from perdure.store import SearchStore
 
 MOST = 500
-"""How many schedules are listed."""
+"""The maximum number of schedules listed."""
 
 
 async def schedules(store: SearchStore, redact: Redact) -> tuple[ScheduleRow, ...]:
@@ -28,7 +28,7 @@ async def schedules(store: SearchStore, redact: Redact) -> tuple[ScheduleRow, ..
 
 
 async def schedule(store: SearchStore, name: str, redact: Redact) -> ScheduleRow | None:
-    """Return a schedule, or `None` if there is none of this name that can be read."""
+    """Return a schedule, or `None` if it is missing or cannot be read."""
     try:
         snapshot = await store.load(schedule_id(name))
         given = None if snapshot is None else given_in(snapshot)
@@ -36,13 +36,13 @@ async def schedule(store: SearchStore, name: str, redact: Redact) -> ScheduleRow
             return None
         info = info_of(snapshot, given, await _open_runs(store, name, given))
     except PerdureError:
-        # One that cannot be read must not hide the others.
+        # An unreadable schedule must not hide the others.
         return None
     return _row(info, given, redact)
 
 
 def given_in(snapshot: Snapshot) -> ScheduleInput | None:
-    """Return what the run of a schedule was told and has done, or `None` if it is unreadable."""
+    """Return the input and state of a schedule's run, or `None` if it cannot be read."""
     try:
         return read_input((snapshot.get("metadata") or {}).get("input"))
     except msgspec.ValidationError:

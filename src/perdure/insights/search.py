@@ -1,7 +1,7 @@
-"""Pages of runs: the store's index finds them, filters choose among what it found.
+"""Pages of runs: the store's index finds candidates, and filters choose among them.
 
 A search with filters is bounded: it stops after `EXAMINED` runs or `TIME`, and the page says how
-far it looked. Only filters about payloads read snapshots.
+far it looked. Only filters on payloads read snapshots.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from perdure.store import Page, RunSummary, SearchStore
 
 EXAMINED = 20_000
 TIME = 0.7
-"""How long a search with filters takes at most, in seconds."""
+"""The maximum duration of a search with filters, in seconds."""
 
 BATCH = 500
 LOADS = 32
-"""How many snapshots are read at once."""
+"""The maximum number of snapshots read at once."""
 
 
 class Search:
-    """One search, until its page is full, it is at its end, or it has looked far enough."""
+    """A search that ends when its page is full, nothing is left, or its bounds are reached."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Search:
         try:
             snapshot = await self._store.load(row.id)
         except PerdureError:
-            # One that cannot be read must not end the search for the others.
+            # An unreadable run must not end the search for the others.
             return None
         metadata = (snapshot.get("metadata") if snapshot else None) or {}
         is_match = matches_payload(metadata.get("input"), self._filters, self._redact)

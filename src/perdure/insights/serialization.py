@@ -1,4 +1,4 @@
-"""Answers as JSON, for programs: the same for the command and for pages."""
+"""Convert results to JSON, in the same form for the CLI and for pages."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

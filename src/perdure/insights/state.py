@@ -1,4 +1,4 @@
-"""One run with everything that is known about it, read in two round trips."""
+"""A run with everything that is known about it, read in two round trips."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from perdure.snapshot import Snapshot
 from perdure.store import Message, RunSummary, SearchStore, can_inbox
 
 INBOX = 100
-"""How many messages of an inbox are shown."""
+"""The maximum number of messages of an inbox that are shown."""
 
 LOST_FOR = timedelta(days=1)
 """How long a worker that disappeared is remembered."""
@@ -41,11 +41,11 @@ _KEPT, _LARGEST, _BRIEFLY = 4, 8 * 1024 * 1024, 1.0
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """What a run waits for that is not in the run itself.
+    """What a run waits for outside itself.
 
-    `child` is a run whose end it waits for, `ended` how many of the runs that it started with
-    `step.map_runs` are over. If it is due, `limits` are those of its queue and key, and `ahead`
-    counts the runs of its key that start before it.
+    `child` is a run whose end it waits for, `ended` is how many of the runs that it started with
+    `step.map_runs` are over. If the run is due, `limits` are the limits of its queue and key, and
+    `ahead` counts the runs of its key that start before it.
     """
 
     child: "RunState | None" = None
@@ -57,7 +57,7 @@ class Outside(msgspec.Struct, frozen=True):
 class RunState(msgspec.Struct, frozen=True):
     """A run, its inbox, and the workers that could drive it, at one time.
 
-    `is_lost` is whether its owner is a worker that disappeared without stopping.
+    `is_lost` means that its owner is a worker that disappeared without stopping.
     """
 
     row: RunRow
@@ -89,7 +89,7 @@ class RunState(msgspec.Struct, frozen=True):
 
 
 class Snapshots:
-    """Loads snapshots, and keeps the last few: the pages of one run read it several times."""
+    """Loads snapshots, and caches the last few: the pages of one run read it several times."""
 
     def __init__(self, store: SearchStore) -> None:
         self._store = store
@@ -106,7 +106,8 @@ class Snapshots:
         self._kept.pop(run.id, None)
         self._kept[run.id] = (run.revision, snapshot)
         if size > _LARGEST:
-            # A page reads it three times. Afterwards it must not fill the memory.
+            # Cached only briefly: a page reads a snapshot three times, but it must not fill the
+            # memory.
             asyncio.get_running_loop().call_later(_BRIEFLY, self._kept.pop, run.id, None)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
@@ -143,9 +144,9 @@ async def _inbox(store: SearchStore, run_id: str) -> Sequence[Message]:
 async def _is_lost(
     store: SearchStore, row: RunRow, workers: Sequence[WorkerPresence], now: datetime
 ) -> bool:
-    """Return whether the owner is a worker that has no heartbeat any more.
+    """Return whether the owner is a worker that no longer has a heartbeat.
 
-    A process that drives a run without a worker has none either, and is not lost.
+    A process that drives a run without a worker has no heartbeat either, but is not lost.
     """
     if row.owner is None or any(row.owner in worker.owners for worker in workers):
         return False

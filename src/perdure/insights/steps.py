@@ -1,4 +1,4 @@
-"""The records of a run: in pages, one in full, and folded by name."""
+"""The records of a run: in pages, one in full, or grouped by name."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _COUNT = re.compile(r"(?:#\d+|\[\d+\])+$")
 def steps_page(
     snapshot: Snapshot, redact: Redact, after: str | None = None, limit: int = 200
 ) -> StepsPage:
-    """Return records in the order they were made, after the record with the key `after`."""
+    """Return records in order, after the record with the key `after`."""
     keys = list(snapshot["steps"])
     first = 0 if after is None else _position(keys, after) + 1
     shown = keys[first : first + limit]
@@ -79,7 +79,7 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
 
 
 def _value(record: Mapping[str, Any]) -> Any:
-    """Return the value of a record without the names of messages of the engine."""
+    """Return the value of a record without the engine's message names."""
     value = record.get("value")
     if record.get("kind") == "start" and isinstance(value, dict):
         return {name: each for name, each in value.items() if name != "event"}
@@ -87,19 +87,19 @@ def _value(record: Mapping[str, Any]) -> Any:
 
 
 def step_name(key: str, record: Mapping[str, Any]) -> str:
-    """Return the name of a call without the number of its repetition."""
+    """Return the name of a call without the number that distinguishes repeated calls."""
     call = str(record.get("call", key))
     return _COUNT.sub("", call) or call
 
 
 def step_path(key: str, record: Mapping[str, Any]) -> Path:
-    """Return where the value of a record is, for the rules of redaction."""
-    # An undo may say what its step says.
+    """Return the path of a record's value, for redaction."""
+    # An undo may contain the same values as its step.
     return ("steps", step_name(key, record).removeprefix(UNDO))
 
 
 class _Group:
-    """The records of one name and kind, counted while they are read: there may be many."""
+    """The records with one name and kind, counted while they are read, as there may be many."""
 
     __slots__ = ("count", "failed", "first", "last", "took")
 
@@ -125,7 +125,7 @@ class _Group:
 
 
 def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
-    """Return the calls of a run folded by name and kind, in the order of their first record."""
+    """Return the calls of a run grouped by name and kind, in the order of their first record."""
     groups: dict[tuple[str, str], _Group] = {}
     for key, record in snapshot["steps"].items():
         name = (step_name(key, record), record.get("kind", "step"))

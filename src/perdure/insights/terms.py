@@ -1,7 +1,7 @@
 """Queries as text: terms such as `status:failed,paused`, separated by spaces.
 
 A value with spaces, colons or commas is quoted: `error:"connection lost"`. Inside quotes, `\\"` is
-a quote and `\\\\` a backslash. What the fields mean is up to the caller.
+a quote and `\\\\` a backslash. The caller defines the meaning of the fields.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from perdure.validation import check_id
 Operator: TypeAlias = Literal["=", ">", "<", ">=", "<="]
 
 _OPERATORS: tuple[Operator, ...] = (">=", "<=", "=", ">", "<")
-# After the name of a workflow and a colon: the rest of an id that was not chosen, or its beginning.
+# After the name of a workflow and a colon: the rest of a generated id, or its beginning.
 _GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 _SPECIAL = frozenset('"\\,:=<>')
 
@@ -35,9 +35,9 @@ class InvalidQuery(PerdureError, ValueError):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One condition: the field has one of the values, or compares as the operator says.
+    """One condition: the field has one of the values, or satisfies the comparison.
 
-    A bare word has the field "". `path` is where in the payload the value is.
+    A bare word has the field "". `path` is the path of the value in the payload.
     """
 
     field: str
@@ -95,7 +95,7 @@ def parse_terms(text: str, fields: Mapping[str, Field]) -> tuple[Term, ...]:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Return the time so long before `now` ("24h"), or the ISO time; raise `ValueError`."""
+    """Parse a duration before `now` ("24h") or an ISO time; raise `ValueError` if it is neither."""
     try:
         return now - parse_duration(text)
     except (InvalidDuration, OverflowError):
@@ -122,7 +122,7 @@ def _given_twice(term: Term, fields: Mapping[str, Field]) -> str:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield what is between unquoted spaces."""
+    """Yield the tokens between unquoted spaces."""
     chars: list[_Char] = []
     start = quote = -1
     position = 0
@@ -182,7 +182,7 @@ def _checked(
 def _split_name(
     token: _Token, fields: Mapping[str, Field]
 ) -> tuple[Sequence[_Char], Sequence[_Char] | None]:
-    """Return what is before and after the first colon; a comparison may stand in its place."""
+    """Split a token at the first colon, or at a comparison operator in its place."""
     for n, char in enumerate(token.chars):
         if char.is_one_of(":"):
             return token.chars[:n], token.chars[n + 1 :]

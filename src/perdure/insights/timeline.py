@@ -1,7 +1,7 @@
 """Where the bars of a run's timeline are drawn, in percent of its width.
 
-Steps take milliseconds and waits take days. So time in which no step ran is drawn short where it
-would fill the picture, and the axis says how long it was.
+Steps take milliseconds and waits take days. So long periods without a running step are drawn short,
+and the axis shows how long they were.
 """
 
 from bisect import bisect_right
@@ -65,7 +65,7 @@ class Scale:
             self._units.append(self._units[-1] + drawn / _MOMENT)
 
     def x(self, at: datetime) -> float:
-        """Return where a time is, between 0 and 100."""
+        """Return the position of a time, between 0 and 100."""
         total = self._units[-1]
         if total <= 0 or at <= self._times[0]:
             return 0.0
@@ -119,7 +119,7 @@ class Bar:
 
     @property
     def branch(self) -> str:
-        """The branch of the step; what is pending is shown in the main one."""
+        """The branch of the step; pending steps are shown in the main branch."""
         return self.step.branch if self.step else ""
 
 
@@ -143,7 +143,7 @@ class Timeline:
 
 
 def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datetime) -> Timeline:
-    """Return the timeline of some records of a run; the last page also shows what is pending."""
+    """Return the timeline of some records of a run; the last page also shows pending steps."""
     flying = facts.in_flight if is_last else ()
     waits = [each for each in facts.waits if is_last and each.kind != "retry"]
     busy = [_span(step) for step in steps if step.started_at and step.kind not in _IDLE]

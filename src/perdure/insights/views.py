@@ -1,7 +1,7 @@
-"""Saved views: queries that operators have given a name, in documents.
+"""Saved views: named queries of operators, stored in documents.
 
-In a query, `view:stuck` stands for the view of this name. It is replaced before the query is
-parsed, so that what is stored or executed never changes its meaning later.
+In a query, `view:stuck` stands for the view with this name. It is replaced before the query is
+parsed, so that a stored or running query never changes its meaning later.
 """
 
 import re
@@ -14,7 +14,7 @@ from perdure.insights.terms import Field, InvalidQuery, Term, parse_terms
 from perdure.store import SearchStore
 
 KEY = "view:"
-"""Begins the keys of the documents in which views are kept; the name follows."""
+"""The prefix of the keys of saved views; the name follows."""
 
 _NAME = re.compile(r"[\w-]{1,60}")
 
@@ -42,7 +42,7 @@ def _read(value: str | None) -> SavedView | None:
 
 
 async def expand(store: SearchStore, query: str) -> str:
-    """Return a query in which views are replaced by their queries."""
+    """Return a query with its views replaced by their queries."""
     terms = parse_terms(query, {**FIELDS, "view": Field("view:stuck", check_view, repeats=True)})
     if not any(term.field == "view" for term in terms):
         return query

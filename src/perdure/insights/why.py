@@ -1,8 +1,8 @@
 """Why a run is where it is, in one or two sentences.
 
-An ordered table of rules: the first that matches wins. Each is about one situation, and describes
-it in plain words: durations instead of timestamps, the next thing that will happen, and who or
-what it depends on.
+There is an ordered table of rules, of which the first match wins. Each rule covers one situation,
+and describes it in plain words: durations instead of timestamps, what happens next, and who or what
+it depends on.
 """
 
 import difflib
@@ -93,7 +93,7 @@ def _paused(state: RunState) -> Why | None:
     acts = run_acts(state.snapshot.get("metadata") or {}, state.row.id, state.redact)
     act = next((each for each in acts if each.verb == "pause" and not each.refused), None)
     reason: str = state.snapshot["execution"].get("reason") or ""
-    # What sets a run aside by itself writes another reason, and no act.
+    # A run that was paused automatically has a different reason, and no act.
     if act is None or (reason and not reason.startswith(f"by {act.by}")):
         text = state.redact.text(reason) or f"paused {_ago(state)}"
         sentence = f"{text[:1].upper()}{text[1:]}".rstrip(".") + "."
@@ -248,7 +248,7 @@ def _waiting_for_runs(state: RunState) -> Why | None:
 
 
 def _event_waits(state: RunState) -> list[PendingWait]:
-    """Return what a run waits for that is not a time, if nothing else will wake it before."""
+    """Return the events that a run waits for, if nothing wakes it earlier."""
     waits = open_waits(state.snapshot)
     if state.row.status == "suspended" and not all("event" in wait for wait in waits):
         return []
@@ -294,7 +294,7 @@ def _waiting(state: RunState) -> Why | None:
 
 
 def _inbox_hint(state: RunState, awaited: Sequence[str]) -> str:
-    """Return a sentence about a message whose name is almost what the run waits for."""
+    """Return a sentence about messages whose names are similar to what the run waits for."""
     names = [message.name for message in state.inbox if not message.name.startswith("~")]
     for name in dict.fromkeys(names):
         if name not in awaited and difflib.get_close_matches(name.lower(), _lower(awaited), 1):
@@ -399,7 +399,7 @@ def _earliest(state: RunState) -> PendingWait | None:
 
 
 def _began_at(state: RunState, waits: Sequence[PendingWait]) -> datetime:
-    """Return when the first of the waits began; at the latest when the run was stored."""
+    """Return when the first of the waits began, or when the run was stored if that is unknown."""
     times = [at for wait in waits if (at := read_time(wait.get("since"))) is not None]
     stored = read_time(state.snapshot["execution"]["lastUpdated"]) or state.row.updated_at
     return min(times, default=stored)

@@ -1,4 +1,4 @@
-"""Times, durations and names as people read them in a sentence."""
+"""Format times, durations and names for sentences."""
 
 from datetime import UTC, datetime, timedelta, tzinfo
 
@@ -49,7 +49,7 @@ def in_units(duration: timedelta, limit: int) -> str:
 
 
 def time_words(at: datetime, now: datetime) -> str:
-    """Return a time such as "09:00 UTC", with the date if that is not today's."""
+    """Return a time such as "09:00 UTC", with the date unless it is today."""
     at, now = at.astimezone(UTC), now.astimezone(UTC)
     clock = f"{at:%H:%M} UTC"
     if at.date() == now.date():
@@ -92,7 +92,7 @@ def count_words(number: int, noun: str) -> str:
 
 
 def tally_words(tally: Tally | None) -> str:
-    """Return a count: "1,204", or "10,000+" if there are at least so many."""
+    """Return a count: "1,204", or "10,000+" if there may be more."""
     return "0" if tally is None else f"{tally.count:,}{'+' if tally.capped else ''}"
 
 

@@ -1,4 +1,4 @@
-"""The identities of an agent's calls: what the model said, not the tasks that carry it out."""
+"""The identities of an agent's calls: derived from the conversation, not from tasks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypedDict, cast
@@ -13,10 +13,10 @@ from perdure.retry import Retry, Timeout, as_retry, as_timeout
 
 
 class StepOptions(TypedDict, total=False):
-    """Options of the steps that are made of model requests or tool calls, as those of `step`.
+    """Options of the steps for model requests or tool calls, as in `step`.
 
-    With an int as `retry`, errors that another attempt cannot repair are not retried: a request
-    that the provider rejects, a value that cannot be recorded, a mistake in the code.
+    With an int as `retry`, errors that another attempt cannot fix are not retried: a request that
+    the provider rejects, a value that cannot be recorded, a mistake in the code.
     """
 
     retry: Retry | int | None
@@ -25,11 +25,11 @@ class StepOptions(TypedDict, total=False):
 
 
 def check_options(options: object, where: str) -> StepOptions:
-    """Return options that a user has given, or raise `InvalidArgument` that says where."""
+    """Return the user's options, or raise `InvalidArgument` naming `where`."""
     if options is None:
         return StepOptions()
     names = StepOptions.__annotations__
-    # Not a subset of keys: those of a user need not be strings.
+    # Not compared as sets of keys: the user's keys need not be strings.
     if not isinstance(options, dict) or any(name not in names for name in options):
         raise InvalidArgument(where, options, f"a dict with keys among {', '.join(names)}")
     as_retry(options.get("retry"))
@@ -41,14 +41,14 @@ def check_options(options: object, where: str) -> StepOptions:
 class AgentCalls:
     """The steps of one run of an agent, in a branch below the one that runs the agent.
 
-    Libraries for agents start tasks as they like, and other ones after an upgrade. Branches are
-    numbered by tasks: a run that waited for an approval during the upgrade would not find its
-    records, and would repeat its tools. So the branch is named after the agent, and that of a tool
-    call after its place in the conversation, which is recorded.
+    Agent libraries start tasks as they like, and may start different ones after an upgrade.
+    Branches are numbered by tasks, so a run that waited for an approval during the upgrade would
+    not find its records, and would repeat its tool calls. So this branch is named after the agent,
+    and the branch of a tool call after its place in the conversation, which is recorded.
     """
 
     def __init__(self, step: Step, agent: str) -> None:
-        """Must be called in the task that runs the agent, before the library starts others."""
+        """Create the branch. Call this in the task that runs the agent, before it starts others."""
         self._run = step._run
         caller = self._run.branches.current(step.run_id, agent)
         # Counted under a reserved name, which no step or branch of the user has.
@@ -84,16 +84,16 @@ class AgentCalls:
 
 
 def raise_refusal() -> None:
-    """Raise the error of a step or wait that the function of the current step has called.
+    """Raise the error if the function of the current step called a step or wait.
 
-    A library that tells the model about the errors of tools would hide this one.
+    A library that passes errors of tools to the model would hide it.
     """
     if (refusal := getattr(POSITION.get(), "refusal", None)) is not None:
         raise refusal
 
 
 def _policy(retry: Retry | int | None, is_final: Callable[[Exception], bool]) -> Retry | None:
-    """Return how often a step is retried; a whole policy of the user decides for itself."""
+    """Return the retry policy of a step; a full policy of the user is used as it is."""
     if retry is None or isinstance(retry, Retry):
         return retry
     return Retry(

@@ -1,4 +1,4 @@
-"""What is shown of runs over HTTP, and why a request is refused."""
+"""HTTP responses: views of runs, and refusals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -37,7 +37,7 @@ class RunWait:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as it is shown to those who started it: without its payload and history."""
+    """A run as its callers see it: without its payload and history."""
 
     id: str
     workflow: str | None
@@ -56,7 +56,7 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class EventReceipt:
-    """The outcome of an event: `delivered`, or `duplicate` if it was sent before."""
+    """The outcome of an event: `delivered`, or `duplicate` if it was already sent."""
 
     delivery: str
 
@@ -73,7 +73,7 @@ class Problem:
 
 
 def view_of(run: Run) -> RunView:
-    """Return what is shown of a run."""
+    """Return the view of a run."""
     names = [each.name for each in fields(RunView) if each.name != "waits"]
     shown: dict[str, Any] = {name: getattr(run, name) for name in names}
     shown["error"] = _error(run)
@@ -97,7 +97,7 @@ def refusal(
     problems: Sequence[str] = (),
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Return a response that says why a request was refused."""
+    """Return a response that explains why a request was refused."""
     problem = Problem(HTTPStatus(status).phrase, status, detail, problems)
     return Response(msgspec.json.encode(problem), status, headers, "application/problem+json")
 
@@ -110,11 +110,11 @@ def json_response(
 
 
 def encode(value: object) -> bytes:
-    """Return a value as plain JSON: without the tags with which it is stored."""
+    """Encode a value as plain JSON, without the tags with which it is stored."""
     return msgspec.json.encode(value, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a class that msgspec does not know as one that it knows."""
+    """Convert a value of a class that msgspec does not know."""
     dump = getattr(value, "model_dump", None)
     return str(value) if dump is None else dump(mode="json")

@@ -37,14 +37,14 @@ async def closed() -> None:
 
 
 async def allow_all() -> None:
-    """A dependency that answers everyone who can reach the app."""
+    """A dependency that allows everyone who can reach the app."""
 
 
 class Durable:
     """A runtime in an app: its lifespan, its dependency and its router.
 
-    With `worker=True`, or a `Worker` of this runtime, the app drives runs while it is up. A larger
-    app leaves that to processes of its own, started with `perdure worker`.
+    With `worker=True`, or a `Worker` of this runtime, the app executes runs while it is up. A
+    larger app leaves that to separate processes, started with `perdure worker`.
 
         @app.post("/orders")
         async def order(runtime: Annotated[Runtime, Depends(durable)]) -> str:
@@ -84,8 +84,8 @@ class Durable:
     ) -> APIRouter:
         """Return the routes of `perdure.integrations.starlette`, with the types of payloads.
 
-        Without `dependencies`, which say who may use them, every request is refused. Workflows that
-        are registered later can be started, too, and are not in the OpenAPI schema.
+        Without `dependencies`, which decide who may use the routes, every request is refused.
+        Workflows that are registered later can also be started, but are not in the OpenAPI schema.
         """
         router = APIRouter(
             prefix=prefix,
@@ -102,7 +102,7 @@ class Durable:
 
 
 def _add_run_routes(router: APIRouter, endpoints: RunEndpoints) -> None:
-    """Add the routes of runs, of whatever workflow."""
+    """Add the routes for runs of any workflow."""
 
     async def send_event(request: Request, run_id: str, name: str) -> Response:
         return await endpoints.send_event(request, run_id, name)
@@ -155,7 +155,7 @@ def _add_start(
     async def start(request: Request, payload: Any = None) -> Response:
         return await endpoints.start(request, definition, payload, segment)
 
-    # FastAPI reads the signature: here the type is known only now.
+    # FastAPI reads the signature; the type is known only at run time.
     start.__signature__ = _signature(definition)  # type: ignore[attr-defined]
     summary, _, description = (inspect.getdoc(definition.fn) or "").partition("\n")
     router.add_api_route(
@@ -172,7 +172,7 @@ def _add_start(
 
 
 def _add_start_of_others(router: APIRouter, endpoints: RunEndpoints) -> None:
-    """Add the route of workflows that have none of their own; it comes after all others."""
+    """Add the route for workflows without their own route; it comes after all others."""
 
     async def start(request: Request, workflow: str) -> Response:
         return await endpoints.start_named(request, workflow)

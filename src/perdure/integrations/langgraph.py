@@ -40,7 +40,7 @@ _STRATEGIES = ("keep_latest", "delete")
 
 
 class _Typed(TypedDict):
-    """A value as LangGraph's serializer writes it; the bytes are in base64."""
+    """A value as LangGraph's serializer writes it, with its bytes in base64."""
 
     type: str
     data: str
@@ -82,7 +82,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         self._random = SystemRandom() if random is None else check_random(random)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Refuse a call of a synchronous method of the graph, each of which begins with this."""
+        """Reject calls of the graph's synchronous methods, which all begin with this."""
         raise NotImplementedError(
             "PerdureSaver is async only: call ainvoke, astream, aget_state, … of the graph"
         )
@@ -109,7 +109,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield checkpoints, the newest first, of a thread or of all."""
+        """Yield checkpoints of one thread or of all, newest first."""
         left = limit
         for stored in await self._checkpoints(config):
             if before is not None and stored["id"] >= (get_checkpoint_id(before) or ""):
@@ -162,10 +162,10 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task has written after a checkpoint; what it wrote before stays.
+        """Store what a task has written after a checkpoint, and keep its earlier writes.
 
-        The writes of a task are one value: after a crash, a task with some of its writes would
-        count as finished.
+        The writes of a task are stored as one value: a crash in between could otherwise leave some
+        of them, and the task would count as finished.
         """
         task = _thread(config), _namespace(config), get_checkpoint_id(config) or "", task_id
         ordinary: dict[str, Any] = {}
@@ -222,7 +222,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete all checkpoints of threads, or all but the latest one of each namespace.
 
-        With "keep_latest", older ones that a channel of the latest one is computed from stay.
+        With "keep_latest", older checkpoints from which the latest one is computed are kept too.
         """
         if strategy not in _STRATEGIES:
             raise InvalidArgument("strategy", strategy, " or ".join(map(repr, _STRATEGIES)))
@@ -234,12 +234,12 @@ class PerdureSaver(BaseCheckpointSaver[str]):
             await self._keep(thread, await self._needed(stored))
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return the version after this one; no other fork of the thread returns the same."""
+        """Return the next version, which differs between forks of the thread."""
         number = 0 if current is None else int(str(current).partition(".")[0])
         return f"{number + 1:032}.{self._random.random():.16f}"
 
     async def _needed(self, checkpoints: Sequence[_Stored]) -> list[_Stored]:
-        """Return the latest checkpoint of each namespace, and those it cannot do without.
+        """Return the latest checkpoint of each namespace, and the checkpoints it depends on.
 
         A delta channel has a value only at some checkpoints; in between, it is computed from the
         previous value and what was written since.
@@ -247,7 +247,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         needed: list[_Stored] = []
         by_id = {(stored["ns"], stored["id"]): stored for stored in checkpoints}
         for ns in {stored["ns"] for stored in checkpoints}:
-            # They are sorted, the newest first.
+            # They are sorted, newest first.
             latest = next(each for each in checkpoints if each["ns"] == ns)
             missing = {*latest["deltas"]}
             one: _Stored | None = latest
@@ -261,7 +261,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         return needed
 
     async def _keep(self, thread: str, kept: Sequence[_Stored]) -> None:
-        """Delete what these checkpoints of a thread do not refer to."""
+        """Delete everything that these checkpoints of a thread do not refer to."""
         checkpoints = {self._key("c", thread, one["ns"], one["id"]) for one in kept}
         blobs = {key for one in kept for key in self._blobs(one).values()}
         writes = tuple(
@@ -275,7 +275,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         await self._delete(key for key in keys if not key.startswith(writes))
 
     async def _checkpoints(self, config: RunnableConfig | None) -> list[_Stored]:
-        """Return the checkpoints that a config describes, the newest first."""
+        """Return the checkpoints that a config describes, newest first."""
         place: tuple[str, ...] = ()
         if config is not None:
             place = (_thread(config),)
@@ -376,7 +376,7 @@ def _config(thread: str, ns: str, id: str) -> RunnableConfig:
 
 
 def _part(text: str) -> str:
-    """Return a part of a key: no slash, no star, not too long, and different for every string."""
+    """Return a part of a key: unique for every string, short, without slashes and stars."""
     part = quote(text, safe="")
     if len(part) <= _MAX_PART:
         return part

@@ -1,11 +1,11 @@
-"""Log lines that say which run and step they belong to, with `logging` or structlog.
+"""Add the current run and step to log records, with `logging` or structlog.
 
 handler.addFilter(RunFilter(drop_replays=True))
 structlog.configure(processors=[RunProcessor(), …])
 
-The workflow function runs again from its first line in each activation, and logs again what it
-logged before. `replaying` marks these lines, and `drop_replays` drops them. A step that answers
-from its record is not executed and logs nothing.
+In each activation, the workflow function runs again from its first line, and repeats what it logged
+before. `replaying` marks these lines, and `drop_replays` drops them. A step that is answered from
+its record is not executed and logs nothing.
 """
 
 import logging
@@ -24,15 +24,15 @@ OUTSIDE: Mapping[str, Any] = {
     "attempt": 0,
     "replaying": False,
 }
-"""What a line has that belongs to no run: a format may use all names everywhere."""
+"""The values for records outside a run, so that a format can use all names everywhere."""
 
 
 class RunFilter(logging.Filter):
     """Adds `run_id`, `workflow`, `step`, `attempt` and `replaying` to log records.
 
-    Outside a run they are empty, and so are `step` and `attempt` outside a step. What a record has
-    already is kept. With `drop_replays` the lines that a replay repeats are dropped. It is a filter
-    for handlers: one of a logger is not asked for the records of the loggers below it.
+    Outside a run they are empty, and so are `step` and `attempt` outside a step. Existing
+    attributes of a record are kept. With `drop_replays`, lines that a replay repeats are dropped.
+    Add it to handlers: the filter of a logger does not see the records of its child loggers.
     """
 
     def __init__(self, *, drop_replays: bool = False) -> None:
@@ -40,9 +40,9 @@ class RunFilter(logging.Filter):
         self._drops = check_flag(drop_replays, "drop_replays")
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the names; return whether the record is to be logged."""
+        """Add the attributes; return whether to log the record."""
         if not hasattr(record, "replaying"):
-            # Not in a second handler, which may be asked in another thread, outside the run.
+            # Only once: a second handler may run in another thread, outside the run.
             for name, value in {**OUTSIDE, **_facts()}.items():
                 record.__dict__.setdefault(name, value)
         return not (self._drops and record.__dict__["replaying"])
@@ -51,13 +51,13 @@ class RunFilter(logging.Filter):
 class RunProcessor:
     """A processor of structlog that adds `run_id`, `workflow`, `step`, `attempt` and `replaying`.
 
-    It adds only what applies: nothing outside a run, and `replaying` only if it is true. What is
-    bound already is kept. With `drop_replays` the lines that a replay repeats are dropped.
+    It adds only what applies: nothing outside a run, and `replaying` only if it is true. Bound
+    values are kept. With `drop_replays`, lines that a replay repeats are dropped.
     """
 
     def __init__(self, *, drop_replays: bool = False) -> None:
         self._drops = check_flag(drop_replays, "drop_replays")
-        # Here, because `RunFilter` needs no structlog.
+        # Imported here, because `RunFilter` does not need structlog.
         from structlog import DropEvent
 
         self._drop_event = DropEvent
@@ -65,7 +65,7 @@ class RunProcessor:
     def __call__(
         self, logger: Any, method_name: str, event_dict: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        """Add the names, or drop the event."""
+        """Add the values, or drop the event."""
         facts = _facts()
         if self._drops and facts.get("replaying"):
             raise self._drop_event
@@ -76,7 +76,7 @@ class RunProcessor:
 
 
 def _facts() -> dict[str, Any]:
-    """Return what is known about the run that the calling code belongs to."""
+    """Return the attributes of the run that the calling code belongs to."""
     step = current()
     if step is None:
         return {}

@@ -1,4 +1,4 @@
-"""Workflows as tools of an MCP server, for language models that start runs and ask for them.
+"""Workflows as tools of an MCP server, for language models that start and watch runs.
 
 server = FastMCP("shop")
 add_run_tools(server, Client("postgresql://db/shop"), [refund])
@@ -51,8 +51,8 @@ def add_run_tools(
     """Add a tool `start_…` for each workflow, and the tools `run_status` and `send_event`.
 
     A start tool has the schema of the workflow's payload, and the docstring of its function. It
-    creates a run for a worker and returns at once. The other two see runs of these workflows only.
-    The names of all tools begin with `prefix`.
+    creates a run for a worker and returns at once. The other two tools see only runs of these
+    workflows. The names of all tools begin with `prefix`.
     """
     tools = _RunTools(client, {each.name: each for each in workflows})
     check_prefix(prefix)
@@ -75,7 +75,7 @@ def add_run_tools(
 
 
 class _RunTools:
-    """What the tools do, on the runs of some workflows."""
+    """The implementation of the tools, for the runs of some workflows."""
 
     def __init__(self, client: Client, workflows: Mapping[str, Definition[Any, Any]]) -> None:
         self.client = client
@@ -92,7 +92,7 @@ class _RunTools:
     def _starter(self, definition: Definition[Any, Any]) -> Callable[..., Awaitable[Any]]:
         async def start(payload: Any = None, run_id: str | None = None) -> dict[str, Any]:
             try:
-                # Also with a Runtime, which would otherwise wait until the run ends.
+                # Even with a Runtime, which would otherwise wait until the run ends.
                 run = await Starter.trigger(self.client, definition, payload, run_id=run_id)
             except PerdureError as error:
                 raise ToolError(public_message(error)) from error
@@ -106,7 +106,7 @@ class _RunTools:
             default = Parameter.empty if _is_required(definition) else None
             payload = Parameter("payload", keyword, default=default, annotation=annotation)
             parameters.insert(0, payload)
-        # Read by inspect: the schema of the tool is made of it.
+        # Read by inspect to generate the schema of the tool.
         vars(start)["__signature__"] = Signature(parameters, return_annotation=dict[str, Any])
         start.__annotations__ = {each.name: each.annotation for each in parameters}
         return start
@@ -125,7 +125,7 @@ class _RunTools:
         """Send an event to a run that waits for it, or will. A worker then continues the run."""
         await self._find(run_id)
         try:
-            # Not that of a Runtime, which would continue the run here.
+            # Not the method of a Runtime, which would continue the run here.
             result = await Client.signal(self.client, run_id, event, payload, dedup_id=dedup_id)
         except PerdureError as error:
             raise ToolError(public_message(error)) from error
@@ -142,7 +142,7 @@ class _RunTools:
         return run
 
     def _described(self, run: Run) -> dict[str, Any]:
-        """Return what a model wants to know about a run, as JSON."""
+        """Return a description of a run for a model, as JSON."""
         times = [wait.wake_at for wait in run.pending if wait.wake_at is not None]
         facts: dict[str, Any] = {
             "error": None if run.error is None else str(run.error),
@@ -161,7 +161,7 @@ def _as_json(output: object, definition: Definition[Any, Any]) -> Any:
     try:
         return codec.encode(output, codec.return_type(definition.fn))
     except CodecError:
-        # It was stored, so it is a value whose type the annotation does not say.
+        # The output was stored, so it is a value whose type the annotation does not describe.
         return str(output)
 
 
@@ -172,7 +172,7 @@ def _annotation(definition: Definition[Any, Any]) -> Any:
     try:
         TypeAdapter(definition.payload_type)
     except PydanticSchemaGenerationError:
-        # Its fields are checked when the run is started.
+        # The fields are checked when the run is started.
         return Any
     return definition.payload_type
 
@@ -186,5 +186,5 @@ def _is_required(definition: Definition[Any, Any]) -> bool:
 
 
 def _name(text: str) -> str:
-    """Return a name that every client accepts for a tool."""
+    """Return a tool name that every client accepts."""
     return _NOT_IN_NAMES.sub("_", text)[:_MAX_NAME]

@@ -65,7 +65,7 @@ _STRUCTURED: TypeAdapter[Any] = TypeAdapter(
 )
 
 _ERRORS: tuple[type[BaseException], ...] = (
-    # Its other names may load much of the package.
+    # Accessing its other names may load much of the package.
     *(getattr(openai, name) for name in openai.__all__ if name.endswith("Error")),
     *(value for value in vars(exceptions).values() if _is_error(value)),
 )
@@ -86,8 +86,9 @@ class DurableRunner:
     `model` and `tool` are the options of these steps. Outside a run, and inside the function of a
     step, agents run as with the SDK's own `Runner`.
 
-    Function tools and tools that the provider executes are recorded; an agent with other tools or
-    with MCP servers is refused in a workflow, since their effects would be repeated on each replay.
+    Function tools and tools that the provider executes are recorded. In a workflow, an agent with
+    other tools or with MCP servers is rejected, since their effects would be repeated on each
+    replay.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class DurableRunner:
     ) -> RunResult:
         """Run an agent until its final output, or until it asks for approvals.
 
-        The arguments are those of `Runner.run`. A `session` is refused in a workflow: pass
+        The arguments are those of `Runner.run`. In a workflow, a `session` is rejected: pass
         `result.to_input_list()` of the previous run as the input instead.
         """
         step = current()
@@ -128,7 +129,7 @@ class DurableRunner:
 
 
 class _Calls:
-    """The calls of one run of an agent, and where in it the model has asked for each tool call."""
+    """The calls of one run of an agent, and the place of each tool call in it."""
 
     def __init__(self, step: Step, agent: str) -> None:
         self.steps = AgentCalls(step, agent)
@@ -141,7 +142,7 @@ class _Calls:
                 self._places[call_id] = f"call {len(self._places) + 1}"
 
     def place_of(self, call_id: str) -> str:
-        """Return the place of a tool call; of one that was approved later, its recorded id."""
+        """Return the place of a tool call or, if it was approved later, its recorded id."""
         return self._places.get(call_id, call_id)
 
 
@@ -155,12 +156,12 @@ def _calls() -> _Calls | None:
 
 
 class _Converter:
-    """Replaces the models and tools of agents by ones that are recorded."""
+    """Replaces the models and tools of agents with recorded ones."""
 
     def __init__(self, model: StepOptions, tool: StepOptions) -> None:
         self._model = model
         self._tool = tool
-        # Agents may hand over to each other in a circle.
+        # Agents may hand off to each other in a circle.
         self._agents: dict[int, Agent[Any]] = {}
 
     def config(self, config: RunConfig) -> RunConfig:
@@ -173,7 +174,7 @@ class _Converter:
         )
 
     def agent(self, agent: Agent[Any]) -> Agent[Any]:
-        """Return a copy of an agent, and of those it can hand over to, that is recorded."""
+        """Return a recorded copy of an agent, and of the agents it can hand off to."""
         if (known := self._agents.get(id(agent))) is not None:
             return known
         if agent.mcp_servers:
@@ -209,7 +210,7 @@ class _Converter:
         if isinstance(invoke, partial) and invoke.func is _call_tool:
             return tool
         durable = copy.copy(tool)
-        # Bound to the copy by now: that is what it is called with.
+        # The function is bound to the copy, so that is what it is called with.
         durable.on_invoke_tool = partial(
             _call_tool, durable.on_invoke_tool, f"{agent.name}__call_tool:{tool.name}", self._tool
         )
@@ -262,7 +263,7 @@ class _DurableModel(Model):
 
     async def _request(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         response = await self._inner.get_response(*arguments, **options)
-        # As the provider wrote it: some names differ, and what was not set must not come back.
+        # As the provider wrote it: some names differ, and unset fields must stay unset.
         return _RESPONSE.dump_python(response, mode="json", by_alias=True, exclude_unset=True)
 
     def stream_response(self, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
@@ -298,7 +299,7 @@ async def _call_tool(
 
 
 async def _invoked(invoke: Any, context: ToolContext[Any], arguments: str) -> Any:
-    """Call a tool and return what is recorded of its output."""
+    """Call a tool and return its output as it is recorded."""
     output = await invoke(context, arguments)
     raise_refusal()
     outputs: Sequence[Any] = output if isinstance(output, list) else [output]
@@ -316,5 +317,5 @@ def _read(adapter: TypeAdapter[Any], data: Any) -> Any:
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether the provider has refused the request, or the code has a mistake."""
+    """Return whether a retry is useless: the request was rejected, or the code is wrong."""
     return isinstance(error, _FINAL)

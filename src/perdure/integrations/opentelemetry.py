@@ -2,10 +2,9 @@
 
 runtime = Runtime(url, workflows=[welcome], around=[OpenTelemetry()])
 
-A run may last for months and be driven by many processes, so that each activation is a trace of
-its own: a root span, linked to the span in which the run was triggered and to the previous
-activation. Their contexts are stored in the run's metadata. Only what is executed has a span: a
-replay has none.
+A run may last for months and be executed by many processes, so each activation is a separate trace:
+a root span, linked to the span in which the run was triggered and to the previous activation. Their
+contexts are stored in the run's metadata. Only executed steps have spans; replayed ones do not.
 """
 
 import logging
@@ -47,7 +46,7 @@ Attributes: TypeAlias = dict[str, str | int | float]
 PREVIOUS = "previous_traceparent"
 """The name in a run's metadata of the context of its previous activation."""
 
-# Not the configured one: baggage can be larger than metadata may be, and both sides are ours.
+# Not the configured propagator: baggage can exceed the size of metadata, and both sides are ours.
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 # In seconds: steps take milliseconds to minutes, runs may take weeks.
@@ -56,12 +55,12 @@ _RUN_BUCKETS = (0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 900, 3600, 21600, 86400, 6048
 
 
 class OpenTelemetry(Middleware):
-    """Middleware that makes spans and metrics of what is executed.
+    """Middleware that creates spans and metrics for what is executed.
 
-    The providers are the global ones unless others are passed. `trace` says what becomes of the
-    trace in which a run was triggered: with `"link"` each activation is a trace of its own, linked
-    to it; with `"continue"` each activation is part of it. A worker counts the runs of the store
-    every `stats_every`, or never with `None`.
+    The providers are the global ones unless others are passed. With `trace="link"` each activation
+    is a separate trace, linked to the trace in which the run was triggered; with `"continue"` each
+    activation is part of that trace. A worker counts the runs of the store every `stats_every`, or
+    never with `None`.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class OpenTelemetry(Middleware):
         self._spans: dict[RunContext, Span] = {}
 
     def metadata(self, workflow: str, run_id: str) -> Mapping[str, Any]:
-        """Make a span of the start of a run, and store its context with the run."""
+        """Create a span for the start of a run, and store its context with the run."""
         attributes = {"perdure.workflow.name": workflow, "perdure.run.id": run_id}
         name = f"trigger {workflow}"
         carrier: dict[str, str] = {}
@@ -92,7 +91,7 @@ class OpenTelemetry(Middleware):
         return carrier
 
     async def around_signal(self, signals: Sequence[SentSignal], call: Call) -> Any:
-        """Make a span of the sending of events, and count them by their delivery."""
+        """Create a span for sending events, and count them by delivery."""
         attributes: Attributes = {"perdure.signals": len(signals)}
         if len(signals) == 1:
             attributes = {"perdure.run.id": signals[0].run_id, "perdure.event": signals[0].event}
@@ -107,7 +106,7 @@ class OpenTelemetry(Middleware):
         return results
 
     async def around_run(self, run: RunContext, call: Call) -> Any:
-        """Make a span of an activation; `after_run` ends it."""
+        """Create a span for an activation; `after_run` ends it."""
         self._metrics.begin(run)
         span = self._spans[run] = self._start_activation(run)
         _store_context(run, span)
@@ -128,7 +127,7 @@ class OpenTelemetry(Middleware):
             links.append((triggered, "trigger"))
         return self._tracer.start_span(
             f"run {run.workflow}",
-            # Whatever is current here belongs to the process, not to the run.
+            # The current context belongs to the process, not to the run.
             context=triggered if self._continues else Context(),
             kind=SpanKind.CONSUMER,
             attributes=_run_attributes(run),
@@ -150,7 +149,7 @@ class OpenTelemetry(Middleware):
         span.end()
 
     async def around_step(self, step: StepContext, call: Call) -> Any:
-        """Make a span of a step that is executed."""
+        """Create a span for an executed step."""
         begun, outcome = step.run.now, "interrupted"
         with self._tracer.start_as_current_span(
             f"step {step.id}",
@@ -184,7 +183,7 @@ class OpenTelemetry(Middleware):
         self._metrics.retries.add(1, _labels(step))
 
     async def around_worker(self, worker: WorkerContext, call: Call) -> Any:
-        """Measure a worker, and the runs of its store, while it works."""
+        """Measure a worker and the runs of its store while it runs."""
         self._metrics.workers.append(worker)
         worker.observe_appends(self._metrics.appends.record)
         counting = [detached(self._count_runs(worker))]
@@ -204,7 +203,7 @@ class OpenTelemetry(Middleware):
 
 
 class _Metrics:
-    """The instruments. None is labelled with the id of a run."""
+    """The instruments. None of them has the id of a run as an attribute."""
 
     def __init__(self, meter: metrics.Meter) -> None:
         def counter(name: str, unit: str, text: str) -> metrics.Counter:
@@ -256,7 +255,7 @@ class _Metrics:
             self.lateness.record(max((run.now - run.due_at).total_seconds(), 0), labels)
 
     def end(self, run: RunContext, status: RunStatus | None) -> None:
-        """Count an activation that is over."""
+        """Count an activation that has ended."""
         if run.replayed:
             self.replayed.add(run.replayed, {"workflow": run.workflow})
         if status is not None and is_over(status):
@@ -282,10 +281,10 @@ class _Metrics:
 
 
 def instrument(runtime: Client, **options: Any) -> OpenTelemetry:
-    """Add an `OpenTelemetry` with these options to a runtime or client that exists.
+    """Add an `OpenTelemetry` with these options to an existing runtime or client.
 
-    One that has an `OpenTelemetry` already keeps it, with a warning: two would count everything
-    twice.
+    If it already has an `OpenTelemetry`, a warning is logged and nothing is added: two would count
+    everything twice.
     """
     for each in runtime.around:
         if isinstance(each, OpenTelemetry):
@@ -309,14 +308,14 @@ class PerdureInstrumentor:
         meter_provider: metrics.MeterProvider | None = None,
         **_: Any,
     ) -> None:
-        """Begin; a second call changes nothing."""
+        """Start instrumenting; a second call changes nothing."""
         if not any(isinstance(each, OpenTelemetry) for each in EVERYWHERE):
             EVERYWHERE.append(
                 OpenTelemetry(tracer_provider=tracer_provider, meter_provider=meter_provider)
             )
 
     def uninstrument(self, **_: Any) -> None:
-        """Stop: runtimes that exist are not changed."""
+        """Stop instrumenting; existing runtimes are not changed."""
         EVERYWHERE[:] = [each for each in EVERYWHERE if not isinstance(each, OpenTelemetry)]
 
 
@@ -332,17 +331,17 @@ def _tracer(provider: "trace.TracerProvider | None") -> "trace.Tracer":
 
 
 def _store_context(run: RunContext, span: Span) -> None:
-    """Store the context of an activation for the link of the next one."""
+    """Store the context of an activation, so that the next one can link to it."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span, Context()))
     if "traceparent" in carrier:
-        # If the metadata are full, the next activation has no link to this one.
+        # If the metadata is full, the next activation has no link to this one.
         with suppress(InvalidArgument):
             run.update_metadata(**{PREVIOUS: carrier["traceparent"]})
 
 
 def _context_of(metadata: Mapping[str, Any], name: str) -> Context:
-    """Return the context that is stored under a name; an empty one if there is none."""
+    """Return the context stored under a name, or an empty one."""
     carrier = {"traceparent": metadata.get(name), "tracestate": metadata.get("tracestate")}
     texts = {key: value for key, value in carrier.items() if isinstance(value, str)}
     return _PROPAGATOR.extract(texts, Context())

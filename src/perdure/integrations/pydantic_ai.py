@@ -52,7 +52,7 @@ _ERRORS = tuple(
     for value in vars(exceptions).values()
     if isinstance(value, type) and issubclass(value, Exception)
 )
-"""What a model request can raise keeps its class in the record: fallbacks are chosen by it."""
+"""Errors of model requests keep their class in the record, because fallbacks depend on it."""
 
 _FINAL = (
     CodecError,
@@ -63,23 +63,23 @@ _FINAL = (
 """Errors after which another attempt of the same request cannot succeed."""
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
-"""Of the statuses 4xx, those that mean: later."""
+"""The 4xx statuses after which a retry may succeed."""
 
 
 _CALLS: ContextVar[AgentCalls | None] = ContextVar("perdure_agent_calls", default=None)
-"""The calls of the agent's run that the calling code belongs to."""
+"""The calls of the agent run that the calling code belongs to."""
 
 _BEGUN: ContextVar[tuple[str | None, AgentCalls | None]] = ContextVar(
     "perdure_begun_agent", default=(None, None)
 )
-"""The id of the agent's run that this task has begun, and its calls."""
+"""The id of the agent run that this task has begun, and its calls."""
 
 
 class _RecordCodec(DurabilityCodec):
-    """JSON by pydantic, where a record that cannot be read is an error of its own.
+    """Pydantic's JSON, but with a separate error for unreadable records.
 
-    A `ValidationError` of the record would look like bad arguments from the model: pydantic-ai
-    would ask the model again, and run the tool a second time.
+    A `ValidationError` of a record would look like bad arguments from the model: pydantic-ai would
+    ask the model again, and run the tool a second time.
     """
 
     def dump(self, tp: Any, value: Any) -> Any:
@@ -116,7 +116,7 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
         cache_key: tuple[object, ...],
         config: StepOptions,
     ) -> object:
-        # Not set before the run of the agent has begun.
+        # Not set until the agent run has begun.
         calls = _CALLS.get() or AgentCalls(_workflow_step(), self._agent_name)
         try:
             return await calls.perform(
@@ -135,15 +135,15 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
 class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
     """Records the model requests and tool calls of an agent as steps of the current run.
 
-    `model`, `tool` and `event` are the options of the steps of model requests, tool calls and calls
-    of the event stream handler. A tool has options of its own in its metadata:
-    `metadata={"perdure": {"retry": 5}}`; with `{"perdure": False}` it is not a step but a part of
-    the workflow function, and may itself call steps and wait.
+    `model`, `tool` and `event` are the options of the steps for model requests, tool calls and
+    calls of the event stream handler. A tool can have its own options in its metadata:
+    `metadata={"perdure": {"retry": 5}}`; with `{"perdure": False}` it is not a step but part of the
+    workflow function, and may itself call steps and wait.
 
     The names of the steps contain the agent's `name` and the ids of its toolsets: changing them
-    while runs are under way is a change of the workflow. `models` are further models by id, for
+    while runs are open is a change of the workflow. `models` are additional models by id, for
     `agent.run(model=…)`. `parallel_tools` is how several tool calls of one response are executed;
-    in `"parallel"`, the order of the events is that of completion.
+    with `"parallel"`, events are in the order of completion.
     """
 
     engine_spec = DurabilityEngineSpec(
@@ -184,12 +184,12 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
 
     @property
     def in_durable_context(self) -> bool:
-        """Whether this is a workflow's own code; steps are leaves, so not inside of one."""
+        """Whether this is the workflow's own code, and not code inside a step."""
         step = current()
         return step is not None and step.executing is None
 
     def get_durable_operation_backend(self) -> _StepBackend:
-        """Return what runs the operations of this agent as steps."""
+        """Return the backend that runs the operations of this agent as steps."""
         config = RoleBasedOperationConfig[StepOptions](
             model=self._model_options,
             event=self._event_options,
@@ -217,12 +217,12 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
         """Return an id that is the same on every replay."""
         if not self.in_durable_context:
             return None
-        # pydantic-ai asks in the task that runs the agent; its hooks are called in other tasks.
+        # pydantic-ai calls this in the task that runs the agent, but its hooks in other tasks.
         _BEGUN.set((run_id, AgentCalls(_workflow_step(), self.name)))
         return conversation_id_from_run_id(run_id)
 
     async def get_run_start_time(self, run_id: str) -> datetime | None:
-        """Return the recorded time from which `timeout=` of `agent.run` counts."""
+        """Return the recorded start time for the `timeout=` of `agent.run`."""
         if not self.in_durable_context:
             return None
         return await _workflow_step().now(f"{self.name}__run_start_time")
@@ -250,7 +250,7 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
         return calls if is_ours and calls else AgentCalls(_workflow_step(), self.name)
 
     async def _sleep(self, seconds: float) -> None:
-        # An agent that runs inside a step inherits this function from the one around it.
+        # An agent that runs inside a step inherits this function from the outer agent.
         if self.in_durable_context:
             await _workflow_step().sleep(f"{self.name}__sleep", max(seconds, 0))
         else:
@@ -265,17 +265,17 @@ def _workflow_step() -> Step:
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether the provider has refused the request, or the code has a mistake."""
+    """Return whether a retry is useless: the request was rejected, or the code is wrong."""
     if isinstance(error, exceptions.ModelHTTPError) and error.status_code not in _TRANSIENT:
         return 400 <= error.status_code < 500
     return isinstance(error, _FINAL)
 
 
 def _place_of_tool_call(cache_key: tuple[object, ...]) -> str:
-    """Return where in the conversation the tool call of an operation was asked for.
+    """Return the place in the conversation of an operation's tool call, or "".
 
-    Return "" if the operation belongs to no tool call. The id of the call is not used where it can
-    be avoided: pydantic-ai draws a random one if the provider has none, and providers repeat ids.
+    The id of the call is avoided where possible: pydantic-ai generates a random id if the provider
+    has none, and providers repeat ids.
     """
     context = next((part for part in cache_key if isinstance(part, RunContext)), None)
     if context is None or not context.tool_call_id:

@@ -15,7 +15,7 @@ from typing import Any
 from perdure.errors import InvalidArgument, MissingDependency
 
 try:
-    # Without it, SQLAlchemy fails only when the first statement is sent.
+    # Imported early: without it, SQLAlchemy fails only when the first statement is sent.
     import greenlet  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from sqlalchemy import types
     from sqlalchemy.dialects.postgresql import JSON, JSONB
@@ -35,17 +35,17 @@ _MAX_SERVERS = 64
 
 @asynccontextmanager
 async def session(connection: Any, **options: Any) -> AsyncGenerator[AsyncSession]:
-    """Open a session in the transaction of a step: what it writes commits with the step's record.
+    """Open a session in the transaction of a step: its writes are committed with the step's record.
 
-    `connection` is what `step.transaction` passes to the function; `options` are those of
-    `AsyncSession`. At the end of the block the session is flushed; an exception undoes what it has
-    written. Inside, `commit` and `rollback` of the session concern a savepoint.
+    `connection` is what `step.transaction` passes to the function; `options` are passed to
+    `AsyncSession`. At the end of the block the session is flushed; an exception undoes its writes.
+    Inside the block, `commit` and `rollback` of the session apply to a savepoint.
     """
     url, version, lent = _lend(connection)
     token = _LENT.set(lent)
     try:
         async with (
-            # Begun here: the session then joins it by a savepoint.
+            # Begun here, so that the session joins it with a savepoint.
             _engine(url, version).begin() as joined,
             AsyncSession(joined, join_transaction_mode="create_savepoint", **options) as db,
         ):
@@ -56,7 +56,7 @@ async def session(connection: Any, **options: Any) -> AsyncGenerator[AsyncSessio
 
 
 class _Lent:
-    """A connection of the store that its user can neither close nor end the transaction of."""
+    """A connection of the store whose user can neither close it nor end its transaction."""
 
     def __init__(self, connection: Any) -> None:
         self._lent = connection
@@ -69,7 +69,7 @@ class _Lent:
 
 
 class _LentAsyncpg(_Lent):
-    """SQLAlchemy sets codecs for JSON, which cannot be undone: those of the pool's owner stay."""
+    """Ignores the JSON codecs that SQLAlchemy sets, since that could not be undone."""
 
     close = set_type_codec = _Lent._nothing
 
@@ -78,7 +78,7 @@ class _LentAsyncpg(_Lent):
 
 
 class _LentAsyncmy(_Lent):
-    """SQLAlchemy commits and rolls back what it believes to be its own transaction."""
+    """SQLAlchemy would commit or roll back the transaction, which it believes to be its own."""
 
     ensure_closed = commit = rollback = _Lent._nothing
 
@@ -87,7 +87,7 @@ class _LentAsyncmy(_Lent):
 
 
 def _lend(connection: Any) -> tuple[str, str, _Lent]:
-    """Return the URL of the dialect for a connection, the server's version, and a proxy of it."""
+    """Return the dialect's URL, the server's version, and a proxy for a connection."""
     module = type(connection).__module__.partition(".")[0]
     if module == "asyncpg":
         version = str(connection.get_server_version())
@@ -106,9 +106,9 @@ async def _lent(*_: object, **__: object) -> Any:
 
 @lru_cache(maxsize=_MAX_SERVERS)
 def _engine(url: str, version: str) -> AsyncEngine:
-    """Return an engine without connections of its own, for all servers of one version.
+    """Return an engine without its own connections, for all servers of one version.
 
-    Kept, because an engine asks the server for its settings with its first connection.
+    Cached, because an engine asks the server for its settings on its first connection.
     """
     engine = create_async_engine(url, async_creator=_lent, poolclass=NullPool)
     if engine.dialect.name == "postgresql":

@@ -8,8 +8,8 @@ app = Starlette(routes=[Mount("/runs", runs_app(runtime, auth=check_token))])
 - `POST /{run_id}/events/{name}` sends an event with the JSON body as payload.
 - `POST /{run_id}/cancel` cancels the run.
 
-A run is left to a worker. An id that contains slashes can be written as it is, percent-encoded, or
-as in the header `Location`, which is the only way if it ends like one of these paths.
+Workers execute the runs. An id with slashes can be written as it is, percent-encoded, or as in the
+header `Location`, which is the only way if it ends like one of these paths.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Auth: TypeAlias = Callable[[Request], Awaitable[bool | Response]]
-"""Returns whether to answer a request, or the response that refuses it."""
+"""Returns whether a request is allowed, or the response that refuses it."""
 
 DedupId: TypeAlias = Callable[[Any], str | None]
 """Returns the dedup id of an event, given its payload."""
@@ -70,14 +70,14 @@ DedupId: TypeAlias = Callable[[Any], str | None]
 Runs: TypeAlias = AsyncGenerator[Run, None]
 
 HEARTBEAT = 15.0
-"""After how many seconds without a change a stream contains a comment, which keeps it open."""
+"""The seconds without a change after which a comment is sent to keep a stream open."""
 
 _DEDUP_HEADERS = ("webhook-id", "x-github-delivery", "idempotency-key")
 _OVER = "over"
 
 
 async def allow_all(request: Request) -> bool:
-    """Answer everyone who can reach the app."""
+    """Allow everyone who can reach the app."""
     return True
 
 
@@ -91,9 +91,9 @@ def runs_app(
 ) -> ASGIApp:
     """Return an ASGI app that starts and shows the runs of a runtime's workflows.
 
-    `auth` is an async function that takes the request and returns whether to answer it, or a
-    response; without one every request is refused. `dedup_id` is a function that returns the dedup
-    id of an event, given its payload; without one it is taken from the headers `webhook-id`,
+    `auth` is an async function that takes the request and returns whether it is allowed, or a
+    response; without it, every request is refused. `dedup_id` is a function that returns the dedup
+    id of an event, given its payload; without it, the id is taken from the headers `webhook-id`,
     `X-GitHub-Delivery` or `Idempotency-Key`.
     """
     if auth is not None and not callable(auth):
@@ -102,7 +102,7 @@ def runs_app(
 
 
 class RunEndpoints:
-    """The answers to requests, for every framework that has Starlette's requests."""
+    """The endpoints, for every framework that uses Starlette's requests."""
 
     def __init__(self, runtime: Client, dedup_id: DedupId | None = None) -> None:
         if not isinstance(runtime, Client):
@@ -111,7 +111,7 @@ class RunEndpoints:
             raise errors.InvalidArgument("dedup_id", dedup_id, "a function of an event's payload")
         self._runtime = runtime
         self._dedup_id = dedup_id
-        # A run is left to a worker: a request must not last as long as a run.
+        # Workers execute the runs: a request must not last as long as a run.
         self._wait: dict[str, Any] = {"wait": False} if isinstance(runtime, Runtime) else {}
 
     async def start_named(self, request: Request, segment: str) -> Response:
@@ -128,7 +128,7 @@ class RunEndpoints:
     async def start(
         self, request: Request, definition: Definition[Any, Any], payload: Any, segment: str
     ) -> Response:
-        """Start a run with a payload that the framework has read; `segment` names the workflow."""
+        """Start a run with a payload that the framework parsed; `segment` names the workflow."""
         return await _answer(lambda: self._start(request, definition, payload, segment))
 
     async def _start(
@@ -160,10 +160,10 @@ class RunEndpoints:
 
         async def stream() -> Response:
             if request.headers.get("last-event-id") == _OVER:
-                # A browser that has seen the end comes back, and stays away after this answer.
+                # A browser that has seen the end reconnects; this response makes it stop.
                 return Response(status_code=204)
             runs = self._runtime.watch(_run_id(segment))
-            # Now: a run that does not exist is not the beginning of a stream.
+            # Read the first state now, so that a missing run is a 404 instead of a stream.
             events = _events(runs, await anext(runs), self._runtime.clock)
             headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
             return StreamingResponse(events, 200, headers, "text/event-stream")
@@ -191,7 +191,7 @@ class RunEndpoints:
         return next(filter(None, sent), None)
 
     async def cancel(self, request: Request, segment: str) -> Response:
-        """Cancel a run: 202 means that the process which drives it was asked to stop."""
+        """Cancel a run; 202 means that the process that executes it was asked to stop."""
 
         async def cancel() -> Response:
             body = await _read(request)
@@ -233,7 +233,7 @@ class _RunsApp:
         allowed = await self._auth(request)
         if isinstance(allowed, Response):
             return allowed
-        # Only the truth: a hook that returns nothing has forgotten something.
+        # Only `True` itself: a hook that returns nothing has a bug.
         if allowed is not True:
             return refusal(403, "You may not use this app.")
         _, path = split_path(request.scope)
@@ -278,7 +278,7 @@ class _Unreadable(Exception):
 
 
 async def _answer(call: Callable[[], Awaitable[Response]]) -> Response:
-    """Return a response, also to a request that fails because of what it asks for."""
+    """Return the response of a call, or a refusal if it fails because of the request."""
     try:
         return await call()
     except _Unreadable as error:
@@ -299,7 +299,7 @@ async def _read(request: Request) -> Any:
     if not body:
         return None
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page of another site can post text without asking first, but not JSON.
+    # A page of another site can post text without a preflight request, but not JSON.
     if kind != "application/json" and not kind.endswith("+json"):
         raise _Unreadable(415, "The body must be JSON, with Content-Type: application/json.")
     try:
@@ -309,7 +309,7 @@ async def _read(request: Request) -> Any:
 
 
 def _decoded(segment: str) -> str:
-    """Return the id or name in a path, which may be encoded as by `encode_id`."""
+    """Return the id or name in a path, which may be encoded by `encode_id`."""
     return (decode_id(segment) or segment) if segment.startswith("~") else segment
 
 
@@ -318,7 +318,7 @@ def _run_id(segment: str) -> str:
     try:
         return check_user_id(run_id, "run_id")
     except errors.InvalidArgument:
-        # There is no such run that could be shown.
+        # No run can have this id.
         raise errors.RunNotFound(run_id) from None
 
 
@@ -343,7 +343,7 @@ async def _closing(runs: Runs, run_id: str) -> AsyncGenerator[None, None]:
     try:
         yield
     except errors.PerdureError as error:
-        # The response has begun: the stream ends, and a browser opens it again.
+        # The response has begun, so the stream ends, and a browser will reconnect.
         logger.warning("the stream of run %r ended: %s", run_id, error)
     finally:
         await runs.aclose()
@@ -369,7 +369,7 @@ async def _next(runs: Runs) -> Run | None:
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Answer a server that runs the app itself."""
+    """Handle the lifespan protocol, for a server that runs the app on its own."""
     while (await receive())["type"] != "lifespan.shutdown":
         await send({"type": "lifespan.startup.complete"})
     await send({"type": "lifespan.shutdown.complete"})

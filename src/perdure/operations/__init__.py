@@ -1,4 +1,4 @@
-"""What an operator can do to runs, workflows and workers of a store, from any program.
+"""Operators' actions on the runs, workflows and workers of a store, from any program.
 
 operations = Operations(store)
 await operations.complete_step("order-7", "ship", "parcel 7", by="ana", why="ticket 4411")

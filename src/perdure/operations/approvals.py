@@ -13,9 +13,9 @@ from perdure.validation import check_id
 class ApprovalOperations(RunOperations):
     """Answers approvals on behalf of operators; `Operations` can do more.
 
-    What is answered is named by its token, or by the id of the run and the name of the wait, which
-    can be left out if the run waits for one answer only. The act becomes part of the write that
-    records the answer. `AlreadyAnswered` or `TooLate` means that another answer counts, or none.
+    A wait is identified by its token, or by the id of the run and the name of the wait, which can
+    be omitted if the run waits for only one answer. The act is part of the write that records the
+    answer. `AlreadyAnswered` or `TooLate` is raised if another answer counts, or none.
     """
 
     async def approve(

@@ -1,10 +1,10 @@
-"""One verb for every run that a query matches.
+"""Apply one verb to every run that a query matches.
 
-The operation is a document: its query, its verb, and how far it is. The process that works on it
-replaces the document with each step forward, so that at most one process does; if it dies, another
-one continues. The ids of a page are written before its first run is changed, because a run that was
-being changed when the process died may no longer match the query. Each run is changed once: a
-request that was applied before is known by its id.
+The operation is a document: its query, its verb, and its progress. The process that works on it
+replaces the document at every step, with compare-and-set, so that at most one process does; if it
+dies, another one can continue. The ids of a page are written before its first run is changed,
+because a run that was being changed when the process died may no longer match the query. Each run
+is changed once: a request that was already applied is recognized by its id.
 """
 
 import asyncio
@@ -53,15 +53,16 @@ _SAVE_EVERY = 1.0
 _MAX_REASONS = 20
 
 Do: TypeAlias = Callable[[str, str], Awaitable[None]]
-"""Applies the verb to a run, with a request id that is the same each time."""
+"""Applies the verb to a run, with a request id that is the same every time."""
 
 
 class BulkDocument(BulkProgress, frozen=True):
-    """What is stored of a bulk operation beside its progress.
+    """The stored form of a bulk operation: its progress and what is needed to continue.
 
-    `arguments` are those of the verb. `page` are the runs that are being changed, `cursor` is where
-    the search continues after them, `None` at its end. `before` are the numbers of runs that were
-    changed and that refused before this page. `process` is the owner id of who works on it.
+    `arguments` are the arguments of the verb. `page` are the runs that are being changed, and
+    `cursor` is where the search continues after them, `None` at its end. `before` are the numbers
+    of changed runs and of refusals before this page. `process` is the owner id of the process that
+    works on it.
     """
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -91,9 +92,9 @@ class Bulk:
         self._done, self._refused = document.before
 
     async def run(self, stored: str | None) -> AsyncGenerator[BulkProgress]:
-        """Work until every run was asked, and yield the progress about once a second.
+        """Work until every matching run was handled, and yield the progress about once a second.
 
-        `stored` is the document as it was read, `None` if there is none yet.
+        `stored` is the document as it was read, or `None` if there is none yet.
         """
         self._stored = stored
         try:
@@ -155,7 +156,7 @@ class Bulk:
             self._done += 1
 
     def _query(self) -> ParsedQuery:
-        """Return the query, without runs that were updated since the operation began."""
+        """Return the query, excluding runs that were updated since the operation began."""
         began = self._document.began_at
         query = parse_query(self._document.query, began)
         until = began + _TICK
@@ -164,7 +165,7 @@ class Bulk:
         return replace(query, index=replace(query.index, until=until))
 
     async def _save(self, **changes: Any) -> BulkProgress:
-        """Replace the document; raise `Taken` if another process has."""
+        """Replace the document; raise `Taken` if another process has changed it."""
         document = replace(
             self._document,
             done=self._done,
@@ -190,16 +191,16 @@ class Bulk:
         try:
             await self._save(state="interrupted")
         except (Taken, StoreError):
-            # Its time says that the process is gone.
+            # Its timestamp shows that the process is gone.
             return
 
 
 _background: set[asyncio.Task[None]] = set()
-"""Operations that continue without a caller: the event loop itself keeps no task alive."""
+"""Operations that continue without a caller; the event loop itself keeps no reference to a task."""
 
 
 async def begin(progress: AsyncGenerator[BulkProgress]) -> BulkProgress | None:
-    """Return the first report of an operation, and let the rest happen in the background.
+    """Return the first report of an operation, and continue in the background.
 
     If this process ends first, the operation is shown as interrupted and can be resumed.
     """
@@ -221,7 +222,7 @@ def key_of(id: str) -> str:
 
 
 async def read_document(documents: Documents, id: str) -> tuple[BulkDocument, str]:
-    """Return a stored operation, also as text; raise `InvalidArgument` if there is none."""
+    """Return a stored operation, decoded and as text; raise `InvalidArgument` if it is missing."""
     text = await documents.get(key_of(id))
     if text is None:
         raise InvalidArgument("bulk", id, "the id of a bulk operation")
@@ -229,7 +230,7 @@ async def read_document(documents: Documents, id: str) -> tuple[BulkDocument, st
 
 
 def can_resume(document: BulkDocument, now: datetime) -> bool:
-    """Return whether an operation has work left and no process that does it."""
+    """Return whether an operation has work left, and no process is working on it."""
     if document.state == "running":
         is_silent = document.seen_at is None or now - document.seen_at > SILENT_AFTER
         return is_silent or is_gone(document.process)
@@ -237,7 +238,7 @@ def can_resume(document: BulkDocument, now: datetime) -> bool:
 
 
 async def stop(documents: Documents, id: str) -> BulkProgress:
-    """Mark an operation as stopped: its process finds out when it writes its progress."""
+    """Mark an operation as stopped; its process notices when it writes its progress."""
     while True:
         document, text = await read_document(documents, id)
         if document.state != "running":
@@ -263,11 +264,11 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "rewind": ("at",),
     "wake": ("wait",),
 }
-"""The arguments of each verb: what is the request's `step`, and what is its `value`."""
+"""The arguments of each verb: the request's `step` and its `value`."""
 
 
 def request_of(verb: BulkVerb, arguments: Mapping[str, Any]) -> Request:
-    """Return the request that a verb with these arguments makes, without who makes it."""
+    """Return the request for a verb with these arguments, without the operator."""
     if verb == "cancel" and set(arguments) <= {"undo"}:
         return Request("", verb, undo=check_flag(arguments.get("undo", True), "undo"))
     names = _ARGUMENTS.get(verb, ())
@@ -282,7 +283,7 @@ def request_of(verb: BulkVerb, arguments: Mapping[str, Any]) -> Request:
 
 
 async def count_matches(insights: Insights, query: ParsedQuery, limit: int | None) -> Tally:
-    """Return how many runs match; more than `limit` are not counted."""
+    """Return how many runs match, counting at most `limit`."""
     count, cursor = 0, None
     while True:
         page = await insights.runs(query, _PAGE * 10, cursor)

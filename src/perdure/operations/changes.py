@@ -1,4 +1,4 @@
-"""Changing one run: at once if it is at rest, through its owner if it has one."""
+"""Change one run: directly if it is at rest, or through its owner."""
 
 from datetime import datetime, timedelta
 from random import Random
@@ -35,10 +35,10 @@ from perdure.store import (
 )
 
 LEASE_TTL = timedelta(seconds=10)
-"""How long a run stays with an operator's process that died during a verb."""
+"""How long a run stays leased to an operator's process that died during a change."""
 
 PAUSE = 0.1
-"""How long, in seconds, until a run that another process is changing is tried again."""
+"""Seconds until the next attempt for a run that another process is changing."""
 
 
 class Changes:
@@ -54,18 +54,18 @@ class Changes:
         return borrow(self.store, self._clock, LEASE_TTL)
 
     async def preview(self, run_id: str, request: Request) -> tuple[RunEdit, tuple[str, ...]]:
-        """Return the run as it would be after the request, and the records it has now."""
+        """Return the run as it would be after the request, and its current records."""
         snapshot, summary = await self._read(run_id)
         return _try(run_id, snapshot, request, self._clock.now(), _due_at(summary))
 
     async def apply(self, run_id: str, request: Request) -> Outcome:
-        """Apply a request, or send it to the run's owner; raise `Refused` if it does not fit."""
-        # Before the run is touched: a lease and a rest would look like a change.
+        """Apply a request, or send it to the run's owner; raise `Refused` if it does not apply."""
+        # Check before leasing the run, because a lease and a rest would look like a change.
         run, _ = await self.preview(run_id, request)
         async with self.session() as session:
             outcome = await self._at_rest(session, run_id, request)
             if run.was_over:
-                # No process drives it: its owner is writing one change to it, or has died.
+                # No process executes the run: its owner is writing a change, or has died.
                 outcome = await self._insist(session, run_id, request, outcome)
             if isinstance(outcome, Refusal):
                 inbox = require_inbox(self.store, "changing a run that is owned elsewhere")
@@ -74,7 +74,7 @@ class Changes:
                 )
                 await inbox.send([message])
                 poke(self.store, [run_id])
-                # Its owner may have given it up just before the message arrived.
+                # The owner may have released the run just before the message arrived.
                 outcome = await self._at_rest(session, run_id, request)
         if isinstance(outcome, Refusal):
             return requested(request, run_id, presence.worker_id(outcome.owner or ""))
@@ -103,7 +103,7 @@ class Changes:
         run, host = leased_edit(session, grant, _due_at(summary))
         before = tuple(run.history)
         waiting = requests_in(grant.inbox)
-        # Ours is among them if it was sent to an owner who did not see it.
+        # Our request is among them if it was sent to an owner that did not see it.
         others = [each.request for each in waiting if each.request.id != request.id]
         apply_all(run, others)
         consumes = [each.message_id for each in waiting]
@@ -113,13 +113,14 @@ class Changes:
         if refused is not None:
             raise refused
         if data is None:
-            # Another process took the run over: it is told, or finds the request in the inbox.
+            # Another process took over the run: it is notified, or finds the request in the inbox.
             return Refusal(run_id, "owned", owner="another process")
         return describe(request, run, before)
 
     async def delete(self, run_id: str, act: dict[str, Any]) -> None:
-        """Delete a run that no process owns. The act is written first: nothing of the run remains
-        that could contain it.
+        """Delete a run that no process owns.
+
+        The act is written first, because nothing remains of the run that could contain it.
         """
         async with self.session() as session:
             grant = await self._lease(session, run_id)
@@ -134,7 +135,7 @@ class Changes:
             await report_end(session, run_id, grant.snapshot, watchers_in(grant.inbox))
 
     async def _lease(self, session: Session, run_id: str) -> Grant | Refusal:
-        """Lease a stored run; raise `RunNotFound` if there is none."""
+        """Lease a stored run; raise `RunNotFound` if it does not exist."""
         answer = await session.acquire(lease_request(run_id, self._random, LEASE_TTL))
         if isinstance(answer, Refusal) and answer.reason == "missing":
             raise RunNotFound(run_id)
@@ -155,13 +156,13 @@ class Changes:
 
 
 def _due_at(summary: RunSummary | None) -> datetime | None:
-    """Return when a run that has not started yet is to start."""
+    """Return when a run that has not started yet should start."""
     is_queued = summary is not None and summary.owner is None and summary.status == "queued"
     return summary.wake_at if summary is not None and is_queued else None
 
 
 def _apply_once(run: RunEdit, request: Request) -> Refused | None:
-    """Apply a request unless its owner has applied it since it was sent; return a refusal."""
+    """Apply a request unless the run's owner has already applied it; return a refusal, if any."""
     for act in acts_of(run.history.metadata):
         if act.get("id") == request.id:
             reason = act.get("refused")

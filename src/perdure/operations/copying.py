@@ -1,9 +1,9 @@
-"""Runs of one store, copied to another.
+"""Copy runs from one store to another.
 
-A copy is made of what a run is at rest: one that a process works on, or that changes while it is
-read, is skipped. Copies of runs that are not over are paused, since their originals may still be
-driven. Killed at any point, the same call continues: a run that is there already is left alone,
-but for messages that were not sent yet.
+Only runs at rest are copied: a run that a process works on, or that changes while it is read, is
+skipped. Copies of runs that are not over are paused, since the originals may still be executed.
+After a crash, the same call continues: runs that already exist are left alone, except for messages
+that were not sent yet.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _MAX_REASONS = 20
 
 
 class CopyProgress(msgspec.Struct, frozen=True):
-    """How far a copy is. `total` is `None` if there are many runs.
+    """The progress of a copy. `total` is `None` if there are many runs.
 
-    `existing` runs were there already. `skipped` ones could not be copied, with the newest
-    `reasons`.
+    `existing` counts runs that already existed, `skipped` those that could not be copied, with the
+    newest `reasons`.
     """
 
     total: int | None = None
@@ -41,12 +41,12 @@ class CopyProgress(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> int:
-        """How many runs were looked at."""
+        """How many runs were examined."""
         return self.copied + self.existing + self.skipped
 
 
 class Copy:
-    """A copy from the store of `source`, which must not redact, to that of `target`."""
+    """A copy from the store of `source`, which must not redact, to the store of `target`."""
 
     def __init__(self, source: Insights, target: OperatorStarter, act: dict[str, Any]) -> None:
         self._source = source
@@ -56,7 +56,7 @@ class Copy:
         self._reasons: list[str] = []
 
     async def run(self, query: str) -> AsyncGenerator[CopyProgress]:
-        """Copy the runs that match, and yield the progress after every few."""
+        """Copy the runs that match, and yield the progress every few runs."""
         parsed, cursor = self._source.parse(query), None
         counted = await count_matches(self._source, parsed, _COUNTED)
         total = None if counted.capped else counted.count
@@ -93,7 +93,7 @@ class Copy:
             bundle = await self._at_rest(row, revision)
             await self._target.create_imported(bundle, bundle.run_id, self._act)
             return "copied"
-        # A process that died in between may have created the run and not sent its messages.
+        # A process that died may have created the run without sending its messages.
         if copy.status == "paused" and await self._was_imported(copy.id):
             await self._target.send_imported(await self._at_rest(row, revision), copy.id)
         return "existing"
@@ -104,7 +104,7 @@ class Copy:
         return any(act.get("verb") == "import" for act in acts)
 
     async def _at_rest(self, row: RunRow, revision: str | None) -> Bundle:
-        """Return a run as it was before and after it was read."""
+        """Return a run, checking that it did not change while it was read."""
         if row.owner is not None:
             raise Refused(row.id, "copy", "a process works on it")
         if revision is None:

@@ -1,4 +1,4 @@
-"""New runs made of stored ones: forks, and runs that were exported elsewhere."""
+"""Create runs from stored ones: forks, and imports of exported runs."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -37,15 +37,16 @@ FORK_TAG = "~fork"
 
 _NOT_FORKED = (
     *("acts", "actCount", "firstInput", "report", "deadline", "forkedFrom"),
-    # A fork of a child reports to no parent, and the children of its source are not its own.
+    # A fork of a child run reports to no parent, and does not own the children of its source.
     *("parent", "depth", "replyTo", "children", LIMIT, RETRIED),
 )
 
 
 class Fork(NamedTuple):
-    """What a fork takes over from its source and what it changes.
+    """What a fork takes over from its source, and what it changes.
 
-    It has the records before `at`; without `at`, none. `values` replaces the values of kept steps.
+    It keeps the records before `at`, or none without `at`. `values` replaces the values of kept
+    steps.
     """
 
     at: str | None = None
@@ -57,7 +58,7 @@ class Fork(NamedTuple):
 def forked(
     source_id: str, source: Snapshot, fork: Fork, act: dict[str, Any], now: datetime, by: str
 ) -> tuple[Snapshot, list[str]]:
-    """Return the snapshot of a new run, and the keys of the source's records that it lacks."""
+    """Return the snapshot of a new run, and the keys of the source's records that it drops."""
     steps = source["steps"]
     if source["execution"].get("truncated"):
         raise Refused(source_id, "fork", "its records were too large for the store")
@@ -89,7 +90,7 @@ def _record(
     record: StepRecord, key: str, values: Mapping[str, Any], now: datetime, by: str
 ) -> StepRecord:
     if key not in values:
-        # What the source did is not undone by its fork.
+        # A fork does not undo the work of its source.
         return cast(StepRecord, {name: fact for name, fact in record.items() if name != "undo"})
     if not record["ok"] or record.get("kind", "step") not in ("step", "transaction"):
         raise InvalidArgument("values", key, "the key of a step that succeeded")
@@ -101,7 +102,7 @@ def _record(
 def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Metadata:
     """Return the metadata of a fork.
 
-    The seed stays: the records that are kept were made with values that were derived from it.
+    The seed is kept, because the kept records depend on values that were derived from it.
     """
     metadata = {name: value for name, value in source.items() if name not in _NOT_FORKED}
     metadata["createdAt"] = isoformat(now)
@@ -118,9 +119,9 @@ def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Me
 
 
 def imported(bundle: Bundle, act: dict[str, Any], now: datetime) -> Snapshot:
-    """Return the snapshot of a run that was exported, with the act.
+    """Return the snapshot of an imported run, with the act.
 
-    One that is not over is paused: its original may still be driven elsewhere.
+    A run that is not over is paused: the original may still be executed elsewhere.
     """
     check = validate_snapshot(bundle.snapshot)
     if check.snapshot is None:

@@ -1,4 +1,4 @@
-"""The operator's verbs for many runs, for workflows, queues and workers."""
+"""Operators' actions on many runs, and on workflows, queues and workers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from datetime import timedelta
@@ -56,12 +56,12 @@ _MAX_NAME = 200
 class Operations(ViewOperations):
     """Changes runs, schedules, workflows, queues and workers of a store on behalf of operators.
 
-    `via` says where the operator works: "cli", "dashboard", "python". `workflows` are definitions
-    whose payloads are checked before anything is written; without them, the first worker checks. A
-    store that is opened from a URL is closed by `close` or `async with`.
+    `via` names the operator's tool: "cli", "dashboard" or "python". Payloads for the definitions in
+    `workflows` are checked before anything is written; other payloads are checked by the first
+    worker. A store opened from a URL is closed by `close` or `async with`.
 
-    Each verb takes `by`, the name of the operator, and `why`. It raises `RunNotFound`, or `Refused`
-    if it does not apply to the run as it is.
+    Each method takes `by`, the name of the operator, and `why`. It raises `RunNotFound`, or
+    `Refused` if it does not apply to the run in its current state.
     """
 
     async def prune(
@@ -75,7 +75,7 @@ class Operations(ViewOperations):
         why: str = "",
         on_progress: Callable[[int, int | None], None] | None = None,
     ) -> int:
-        """Delete runs that were over for longer than `older_than`; return how many.
+        """Delete runs that have been over for longer than `older_than`; return how many.
 
         Without `older_than`, those that the policies of their workflows no longer keep, as workers
         do by themselves. With `dry_run` they are counted and nothing is deleted. `on_progress` is
@@ -93,7 +93,7 @@ class Operations(ViewOperations):
         total = sum(found) if max(found, default=0) < limit else None
         count = f"{limit} or more" if total is None else total
         age = "than their policies say" if older_than is None else f"than {older_than}"
-        # Before the first batch: what a process that dies in between has deleted is on record.
+        # Written before the first batch, so that deletions are on record even if this process dies.
         await self.note({**act, "was": f"{count} runs older {age}"})
         for _, kind in kinds:
             await remove_old_logs(store, kind.statuses, kind.workflow, now - kind.span)
@@ -109,7 +109,7 @@ class Operations(ViewOperations):
         statuses: tuple[RunStatus, ...],
         workflow: str | None,
     ) -> list[tuple[Callable[..., Awaitable[int]], "_Pruned"]]:
-        """Return what is to be deleted: by age, or by the policies of the workflows."""
+        """Return what to delete: by age, or by the policies of the workflows."""
         if older_than is None:
             policies = spans_of(read_input(await store.load(MAINTENANCE)).policies)
             parts = _by_policy(kinds_of(policies), statuses or OVER, workflow)
@@ -123,8 +123,8 @@ class Operations(ViewOperations):
     ) -> AsyncGenerator[CopyProgress]:
         """Copy the runs that match from another store to this one, and yield the progress.
 
-        Runs that a process works on are skipped, runs that are here already are left alone. Copies
-        of runs that are not over are paused: their originals may still be driven.
+        Runs that a process works on are skipped, and runs that already exist are left alone. Copies
+        of runs that are not over are paused: the originals may still be executed.
         """
         if source is self.store:
             raise InvalidArgument("source", source, "another store than that of these operations")
@@ -142,7 +142,7 @@ class Operations(ViewOperations):
         dry_run: bool = False,
         on_progress: Callable[[int, int | None], None] | None = None,
     ) -> int:
-        """Write the copies of acts that a crash has lost; return how many there were.
+        """Write copies of acts that are missing after a crash; return how many there were.
 
         At most the `limit` runs that changed last are examined, by default all. `on_progress` is
         called with the number of runs that were examined.
@@ -156,7 +156,7 @@ class Operations(ViewOperations):
         return missing
 
     async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
-        """Record that an operator was shown redacted values of a run, which is not changed."""
+        """Record that an operator saw redacted values of a run; the run is not changed."""
         store = require_search(self.store, "Operations.note_reveal")
         act = self.act("reveal", by, why)
         (run,) = await store.summaries([check_id(run_id, "run_id")])
@@ -165,7 +165,7 @@ class Operations(ViewOperations):
         await self.note({**act, "run": run_id})
 
     async def count_bulk(self, query: str, limit: int | None = 1000) -> Tally:
-        """Return how many runs a bulk operation would change; more than `limit` are not counted."""
+        """Return how many runs a bulk operation would change, counting at most `limit`."""
         insights = self._insights()
         parsed = insights.parse(await insights.expand(query))
         return await count_matches(insights, parsed, limit)
@@ -183,9 +183,9 @@ class Operations(ViewOperations):
     ) -> AsyncGenerator[BulkProgress]:
         """Apply a verb to every run that matches a query, and yield the progress.
 
-        `rate` is how many runs are changed per second at most. It is refused if more than `limit`
-        runs match; `None` means that any number may. `arguments` are those of the verb. A generator
-        that is closed early leaves an operation that `resume_bulk` continues.
+        `rate` is the maximum number of runs changed per second. `Refused` is raised if more than
+        `limit` runs match; `None` means no limit. `arguments` are the arguments of the verb. If the
+        generator is closed early, `resume_bulk` can continue the operation.
         """
         request = request_of(check_verb(verb), arguments)
         by, why = check_by(by), check_why(why)
@@ -247,11 +247,11 @@ class Operations(ViewOperations):
         return Insights(self.store, redact=NOTHING_REDACTED, clock=self.clock)
 
     async def pause_workflow(self, workflow: str, *, by: str, why: str = "") -> Outcome:
-        """Let workers leave the runs of a workflow alone; those they own continue."""
+        """Stop workers from claiming runs of a workflow; runs they already own continue."""
         return await self._switch_workflow(workflow, True, self.act("pause_workflow", by, why))
 
     async def unpause_workflow(self, workflow: str, *, by: str, why: str = "") -> Outcome:
-        """Let workers take up the runs of a workflow again."""
+        """Let workers claim runs of a workflow again."""
         return await self._switch_workflow(workflow, False, self.act("unpause_workflow", by, why))
 
     async def _switch_workflow(self, workflow: str, paused: bool, act: dict[str, Any]) -> Outcome:
@@ -266,11 +266,11 @@ class Operations(ViewOperations):
         return Outcome("", act["verb"], "done", None, sentence)
 
     async def pause_queue(self, queue: str, *, by: str, why: str = "") -> Outcome:
-        """Let workers leave the runs of a queue alone; those they own continue."""
+        """Stop workers from claiming runs of a queue; runs they already own continue."""
         return await self._switch_queue(queue, True, self.act("pause_queue", by, why))
 
     async def unpause_queue(self, queue: str, *, by: str, why: str = "") -> Outcome:
-        """Let workers take up the runs of a queue again."""
+        """Let workers claim runs of a queue again."""
         return await self._switch_queue(queue, False, self.act("unpause_queue", by, why))
 
     async def _switch_queue(self, queue: str, paused: bool, act: dict[str, Any]) -> Outcome:
@@ -288,10 +288,10 @@ class Operations(ViewOperations):
         by: str,
         why: str = "",
     ) -> Outcome:
-        """Let workers use another number for a limit than the declared one; `None` restores that.
+        """Override the declared number of a limit; `None` restores it.
 
-        `name` is that of a queue, or with `of="steps"` of a `Limit`. Runs that are being driven
-        continue when a limit is lowered. The period of a rate stays as it is declared.
+        `name` is the name of a queue or, with `of="steps"`, of a `Limit`. When a limit is lowered,
+        runs in progress continue. The period of a rate stays as declared.
         """
         limit = limit_name(check_name(name), of)
         number = None if n is None else check_int(n, "n")
@@ -306,7 +306,7 @@ class Operations(ViewOperations):
         return Outcome("", act["verb"], "done", None, f"{done}. Takes effect within 10 seconds.")
 
     async def drain_worker(self, worker: str, *, by: str, why: str = "") -> Outcome:
-        """Let a worker claim nothing more, finish its runs and stop."""
+        """Drain a worker: it claims no more runs, finishes those it has, and stops."""
         act = self.act("drain_worker", by, why, check_id(worker, "worker"))
         if await read_worker(self.store, worker) is None:
             raise Refused(worker, "drain_worker", "there is no live worker with this id")
@@ -318,7 +318,7 @@ class Operations(ViewOperations):
 
 
 class _Pruned(NamedTuple):
-    """Runs of a workflow, or of all, that ended in one way, or in any, so long ago."""
+    """A set of runs to prune, by workflow, status and age."""
 
     span: timedelta
     workflow: str | None
@@ -329,7 +329,7 @@ class _Pruned(NamedTuple):
         return () if self.status is None else (self.status,)
 
     def of(self, store: MaintenanceStore) -> Callable[..., Awaitable[int]]:
-        # A little longer than their logs are kept: clocks differ.
+        # A little longer than their logs are kept, because clocks differ.
         span = self.span + GRACE if self.span >= FLOOR else self.span
         return partial(store.prune, span, status=self.status, workflow=self.workflow)
 

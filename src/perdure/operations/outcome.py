@@ -1,4 +1,4 @@
-"""What a verb answers: what was done or asked for, in words and as data."""
+"""The outcomes of operators' actions, in words and as data."""
 
 from enum import Enum
 from typing import Final, Literal
@@ -17,14 +17,15 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
-"""An argument that means: as it is in the original."""
+"""An argument that means: as in the original."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a verb.
+    """The outcome of a verb.
 
-    `requested` means that another process owns the run: it applies the verb after its current step.
-    `sentence` says it in words. `kept` counts the records that stay, `dropped` names the others.
+    `requested` means that another process owns the run and will apply the verb after its current
+    step. `sentence` describes the outcome. `kept` counts the records that stay, `dropped` names the
+    others.
     """
 
     run_id: str
@@ -37,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """What a verb would do: the records that stay, that are dropped and whose steps run again."""
+    """What a verb would do: which records stay or are dropped, and which steps run again."""
 
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
@@ -72,7 +73,7 @@ def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tup
 
 
 def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome:
-    """Return the outcome of a verb that was applied to a run with these records."""
+    """Describe the outcome of a verb that was applied to a run with these records."""
     kept, dropped = compare(run, before)
     return Outcome(
         run.run_id,
@@ -111,5 +112,5 @@ def requested(request: Request, run_id: str, owner: str) -> Outcome:
 
 
 def records(number: int) -> str:
-    """Return a number of records in words."""
+    """Return "1 record" or "n records"."""
     return "1 record" if number == 1 else f"{number:,} records"

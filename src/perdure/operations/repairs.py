@@ -1,4 +1,4 @@
-"""Copies of acts that a crash has lost, from the runs to which the acts belong."""
+"""Restore copies of acts that are missing after a crash, from the runs themselves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -37,7 +37,7 @@ async def restore_acts(
 
 
 async def _missing(store: SearchStore, runs: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
-    """Return the acts of some runs that have no copy, by the key that it would have."""
+    """Return the acts of some runs that have no copy, by the key of the copy."""
     found = await asyncio.gather(*(_acts(store, run.id) for run in runs))
     acts = {act_key(act): act for each in found for act in each}
     copies = await store.documents.get_many(list(acts)) if acts else []
@@ -50,7 +50,7 @@ async def _acts(store: SearchStore, run_id: str) -> list[dict[str, Any]]:
     except StoreError:
         raise
     except PerdureError:
-        # A run that cannot be read must not keep the others from being repaired.
+        # An unreadable run must not prevent the repair of the others.
         return []
     acts = acts_of(snapshot.get("metadata")) if snapshot is not None else []
     return [{**act, "run": run_id} for act in acts if act.get("at") and act.get("id")]

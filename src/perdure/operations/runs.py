@@ -1,4 +1,4 @@
-"""The operator's verbs for single runs. None calls a workflow function; workers continue them."""
+"""Operators' actions on single runs. None of them runs a workflow function; workers do."""
 
 from collections.abc import Iterable, Mapping
 from random import Random, SystemRandom
@@ -37,12 +37,12 @@ _MAX_NAME, _MAX_WHY = 200, 2000
 class RunOperations:
     """Changes single runs on behalf of operators; `Operations` can do more.
 
-    `via` says where the operator works: "cli", "dashboard", "python". `workflows` are definitions
-    whose payloads are checked before anything is written; without them, the first worker checks. A
-    store that is opened from a URL is closed by `close` or `async with`.
+    `via` names the operator's tool: "cli", "dashboard" or "python". Payloads for the definitions in
+    `workflows` are checked before anything is written; other payloads are checked by the first
+    worker. A store opened from a URL is closed by `close` or `async with`.
 
-    Each verb takes `by`, the name of the operator, and `why`. It raises `RunNotFound`, or `Refused`
-    if it does not apply to the run as it is.
+    Each method takes `by`, the name of the operator, and `why`. It raises `RunNotFound`, or
+    `Refused` if it does not apply to the run in its current state.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RunOperations:
 
     @property
     def workflow_names(self) -> tuple[str, ...]:
-        """The names of the workflows whose definitions are known here."""
+        """The names of the workflows that were passed in."""
         return tuple(self._starter.registry.names)
 
     async def close(self) -> None:
@@ -112,16 +112,16 @@ class RunOperations:
         return await self.changes.apply(check_id(run_id, "run_id"), request)
 
     async def cancel(self, run_id: str, *, undo: bool = True, by: str, why: str = "") -> Outcome:
-        """End a run as cancelled. If another process owns it, the step under way is cancelled.
+        """Cancel a run. If another process owns it, its current step is cancelled.
 
-        Steps that can be undone are undone first, unless `undo=False`; that also ends a run whose
-        steps are being undone.
+        Steps that can be undone are undone first, unless `undo=False`, which also ends a run that
+        is being rolled back.
         """
         request = replace(self._request("cancel", by, why), undo=check_flag(undo, "undo"))
         return await self.changes.apply(check_id(run_id, "run_id"), request)
 
     async def pause(self, run_id: str, *, by: str, why: str = "") -> Outcome:
-        """Let a run begin no more steps until it is resumed; steps under way end first."""
+        """Pause a run: it begins no more steps until it is resumed; steps in flight end first."""
         return await self._apply(run_id, "pause", by, why)
 
     async def unpause(self, run_id: str, *, by: str, why: str = "") -> Outcome:
@@ -131,8 +131,8 @@ class RunOperations:
     async def retry(self, run_id: str, *, by: str, why: str = "") -> Outcome:
         """Let a worker continue a failed run: the steps that ended it run again.
 
-        A rollback that failed is continued. A run whose steps were undone begins again at the first
-        of them.
+        A failed rollback is continued. A run whose steps were undone continues from the first of
+        them.
         """
         return await self._apply(run_id, "retry", by, why)
 
@@ -162,11 +162,11 @@ class RunOperations:
         return await self._apply(run_id, "fail_step", by, why, _check_key(step), error)
 
     async def retry_step(self, run_id: str, step: str, *, by: str, why: str = "") -> Outcome:
-        """Let a worker run a failed step again, also one whose failure the function handled."""
+        """Let a worker run a failed step again, even if the function handled the failure."""
         return await self._apply(run_id, "retry_step", by, why, _check_key(step))
 
     async def rewind(self, run_id: str, at: str, *, by: str, why: str = "") -> Outcome:
-        """Drop the record of a step and all later ones, and continue there."""
+        """Drop the record of a step and all later records, and continue from there."""
         return await self._apply(run_id, "rewind", by, why, _check_key(at, "at"))
 
     async def edit_payload(
@@ -179,7 +179,7 @@ class RunOperations:
     async def preview(
         self, run_id: str, verb: Verb, step: str | None = None, value: object = None
     ) -> Preview:
-        """Return what a verb would do to the records of a run; nothing is written."""
+        """Return what a verb would do to the records of a run, without writing anything."""
         request = Request("preview", verb, "preview", self.via, "", step or "", value)
         run, before = await self.changes.preview(check_id(run_id, "run_id"), request)
         kept, dropped = compare(run, before)
@@ -198,9 +198,9 @@ class RunOperations:
         by: str,
         why: str = "",
     ) -> Outcome:
-        """Start a new run with the records before `at`, or with none of them.
+        """Start a new run with the records before `at`, or without records.
 
-        `payload` and `values` (by key) replace what the original has; `version` is another version
+        `payload` and `values` (by key) replace those of the original; `version` is another version
         of its workflow. The original is not touched, and keeps its unconsumed events.
         """
         source = await self._load(check_id(run_id, "run_id"))
@@ -219,9 +219,9 @@ class RunOperations:
     async def import_run(
         self, bundle: object, *, run_id: str | None = None, by: str, why: str = ""
     ) -> Outcome:
-        """Create a run from what `Insights.export` returned, as plain JSON.
+        """Create a run from a bundle of `Insights.export`, as plain JSON.
 
-        A run that is not over is paused: its original may still be driven elsewhere.
+        A run that is not over is paused: the original may still be executed elsewhere.
         """
         exported = read_bundle(bundle)
         act = self.act("import", by, why)
@@ -253,18 +253,18 @@ class RunOperations:
         return Request(self.new_id(), verb, by, self.via, why, step, value)
 
     def act(self, verb: str, by: str, why: str, step: str = "") -> dict[str, Any]:
-        """Return the act of a verb that an operator uses now."""
-        # An act that is not a request to a run has the same fields.
+        """Return the act for a verb that an operator applies now."""
+        # Acts that are not requests to a run have the same fields.
         request = self._request(cast(Verb, verb), by, why, step)
         return new_act(request, self.clock.now())
 
     async def note(self, act: dict[str, Any]) -> None:
-        """Write an act that changes no single run."""
+        """Record an act that does not belong to a single run."""
         if can_search(self.store):
             await write_act(self.store, act)
 
     def new_id(self) -> str:
-        """Return an id for something new."""
+        """Return a new random id."""
         return f"{self._random.getrandbits(64):016x}"
 
     async def _load(self, run_id: str) -> Snapshot:
@@ -287,7 +287,7 @@ def check_by(by: object) -> str:
 
 
 def check_why(why: object) -> str:
-    """Return the reason of an operator, or raise `InvalidArgument`."""
+    """Return the operator's reason, or raise `InvalidArgument`."""
     if not isinstance(why, str) or len(why) > _MAX_WHY or not is_encodable(why):
         raise InvalidArgument("why", why, f"a string of at most {_MAX_WHY} characters")
     return why

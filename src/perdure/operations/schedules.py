@@ -1,4 +1,4 @@
-"""The operator's verbs for schedules. A schedule is a run: most of them are verbs of that run."""
+"""Operators' actions on schedules. Most of them act on the run that implements the schedule."""
 
 from datetime import datetime
 
@@ -18,11 +18,11 @@ class ScheduleOperations(ApprovalOperations):
     """Changes schedules on behalf of operators; `Operations` can do more."""
 
     async def pause_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
-        """Let a schedule start no more runs; those that it started continue."""
+        """Stop a schedule from starting runs; runs that it started continue."""
         return await self._change_schedule(schedule, "pause", "is paused", by, why)
 
     async def unpause_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
-        """Let a paused schedule start runs again, from its next time on."""
+        """Let a paused schedule start runs again, beginning with its next time."""
         return await self._change_schedule(schedule, "unpause", "is resumed", by, why)
 
     async def trigger_schedule(self, schedule: str, *, by: str, why: str = "") -> Outcome:
@@ -36,7 +36,7 @@ class ScheduleOperations(ApprovalOperations):
     async def backfill_schedule(
         self, schedule: str, start: datetime, end: datetime, *, by: str, why: str = ""
     ) -> Outcome:
-        """Start the runs of all times of a schedule in a period; those that exist are kept."""
+        """Start the runs for all times of a schedule in a period; existing runs are kept."""
         act = self.act("backfill_schedule", by, why, check_user_id(schedule, "schedule"))
         runs = await self._starter.backfill_schedule(schedule, start, end, act)
         await self.note({**act, "was": f"{start.isoformat()} to {end.isoformat()}"})
@@ -60,7 +60,7 @@ class ScheduleOperations(ApprovalOperations):
             outcome = await self._apply(schedule_id(name), verb, by, why)
         except RunNotFound:
             raise ScheduleNotFound(name) from None
-        # The page of the schedule follows, not that of its run.
+        # The dashboard then shows the page of the schedule, not that of its run.
         outcome = replace(outcome, run_id="")
         is_done = outcome.state == "done"
         return replace(outcome, sentence=f"Schedule {name} {done}.") if is_done else outcome

@@ -1,4 +1,4 @@
-"""Runs that an operator starts: the act is part of the run from the beginning."""
+"""Start runs on behalf of operators, with the act in the new run."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -52,11 +52,11 @@ class OperatorStarter(ScheduleClient):
     async def backfill_schedule(
         self, name: str, start: datetime, end: datetime, act: dict[str, Any]
     ) -> list[Run]:
-        """Create the runs of a schedule for a period; those that exist are kept."""
+        """Create the runs of a schedule for a period; existing runs are kept."""
         return await self._backfill_schedule(name, start, end, _metadata_with(act))
 
     def check_payload(self, workflow: str | None, payload: object) -> Any:
-        """Return a payload as JSON, checked if the definition of the workflow is known here."""
+        """Return a payload as JSON, checked if the definition of the workflow is known."""
         if workflow is None or workflow not in self.registry.names:
             return payload
         return self.registry.newest(workflow).encode_payload(payload)
@@ -66,7 +66,7 @@ class OperatorStarter(ScheduleClient):
     ) -> None:
         """Create a run with this snapshot; raise `RunConflict` if the id is taken.
 
-        Without `queue` it is in that of its workflow, if the definition is known here.
+        The default `queue` is that of its workflow, if the definition is known.
         """
         data = codec.dumps(snapshot)
         definition = self.registry.find(workflow_of(snapshot) or "")
@@ -93,7 +93,7 @@ class OperatorStarter(ScheduleClient):
         return snapshot
 
     async def send_imported(self, bundle: Bundle, run_id: str) -> None:
-        """Send the messages of a bundle to the run that was created from it, each of them once."""
+        """Send the messages of a bundle to the run that was created from it, each exactly once."""
         if bundle.inbox and not is_over(bundle.status):
             inbox = require_inbox(self.store, "Operations.import_run")
             await inbox.send(
@@ -104,7 +104,7 @@ class OperatorStarter(ScheduleClient):
             )
 
     async def _is_own(self, run_id: str, snapshot: Snapshot) -> bool:
-        """Return whether the run is the one that was just created: the answer may be lost."""
+        """Return whether the run is the one that we just created, in case the reply was lost."""
         stored = await self.store.load(run_id)
         if stored is None:
             return False
@@ -112,7 +112,7 @@ class OperatorStarter(ScheduleClient):
 
 
 def _metadata_with(act: dict[str, Any]) -> dict[str, Any]:
-    """Return what is stored in a new run about who started it."""
+    """Return the metadata that stores in a new run who started it."""
     metadata: Metadata = {}
     add_act(metadata, act)
     return {**metadata}

@@ -1,6 +1,7 @@
-"""The verbs of `Operations` as data: what each asks for, and who may use it when.
+"""The verbs of `Operations` as data: their fields, and who may use them when.
 
-The commands of `perdure` and the forms of the dashboard are made of this table, `verbs.toml`.
+The commands of `perdure` and the forms of the dashboard are generated from this table,
+`verbs.toml`.
 """
 
 import json
@@ -44,7 +45,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """Something an operator can do to what is at `place`: a run, a workflow, a queue and so on."""
+    """An action on what is at `place`: a run, a workflow, a queue and so on."""
 
     name: str
     title: str
@@ -89,7 +90,7 @@ VERBS = _read_verbs()
 def read_arguments(
     fields: Iterable[Field], texts: Mapping[str, str], now: datetime
 ) -> dict[str, Any]:
-    """Return arguments of a verb from what was entered; an option that is empty is left out."""
+    """Return the arguments of a verb from what was entered; empty options are left out."""
     arguments: dict[str, Any] = {}
     for field in fields:
         text = texts.get(field.name) or field.default

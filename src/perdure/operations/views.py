@@ -1,4 +1,4 @@
-"""The operator's verbs for saved views, which change no run."""
+"""Operators' actions on saved views, which change no run."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class ViewOperations(ScheduleOperations):
     """Saves queries on behalf of operators; `Operations` can do more."""
 
     async def save_view(self, view: str, query: str, *, by: str, why: str = "") -> Outcome:
-        """Save a query under a name, for everyone; one of the same name is replaced."""
+        """Save a query under a name, for everyone, replacing any query with this name."""
         documents = require_search(self.store, "Operations.save_view").documents
         insights = Insights(self.store, clock=self.clock)
         whole = await insights.expand(query)

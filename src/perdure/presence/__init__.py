@@ -1,7 +1,7 @@
-"""Which workers exist, what they do and have done, and what operators told them: small documents.
+"""Small documents about workers: which exist, what they do, and what operators told them.
 
-Workers write them beside the runs, `perdure.insights` reads them. They expire by themselves, and
-losing them costs no run anything.
+Workers write them beside the runs, and `perdure.insights` reads them. They expire, and losing them
+harms no run.
 """
 
 from perdure.presence.documents import (

@@ -1,4 +1,4 @@
-"""What people can read about a workflow without its code."""
+"""Descriptions of workflows, for people who do not have the code."""
 
 import inspect
 from datetime import datetime
@@ -16,7 +16,7 @@ _MAX_DOC = 4000
 def describe_definition(
     definition: Definition[Any, Any], now: datetime, default: Keep | None = None
 ) -> DefinitionDocument:
-    """Return what is written about one version of a workflow; `default` is the runtime's `keep`."""
+    """Describe one version of a workflow; `default` is the runtime's `keep`."""
     keep = definition.keep or default
     return DefinitionDocument(
         workflow=definition.name,
@@ -32,7 +32,8 @@ def describe_definition(
 def payload_schema(definition: Definition[Any, Any]) -> Any:
     """Return the JSON Schema of a workflow's payload.
 
-    `None` means that it takes no payload; an empty schema, that its type is unknown or has none.
+    `None` means that it takes no payload. The schema is empty if the type is unknown or has no
+    schema.
     """
     if not definition.takes_payload:
         return None
@@ -42,5 +43,5 @@ def payload_schema(definition: Definition[Any, Any]) -> Any:
         if (pydantic := getattr(definition.payload_type, "model_json_schema", None)) is not None:
             return pydantic()
         return msgspec.json.schema(definition.payload_type)
-    except Exception:  # noqa: BLE001  # the user's type: it may have a field of any type
+    except Exception:  # noqa: BLE001  # the user's type may raise anything
         return {}

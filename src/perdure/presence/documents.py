@@ -1,7 +1,7 @@
-"""The documents in which workers say that they exist, what they do and what they have done.
+"""The documents in which workers report that they exist, what they do and what they have done.
 
-Each has one writer. Apart from the switches, nothing but people depends on them: a document that is
-missing, that cannot be read or that another version wrote is skipped.
+Each has one writer. Apart from the switches, they are only informative: a document that is missing,
+unreadable or written by another version is skipped.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ _BATCH = 200
 
 
 class DeclaredLimit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A limit that a worker keeps to: `n` at once, or in any period of so many seconds.
+    """A limit that a worker observes: `n` at once, or in any period of `per` seconds.
 
-    The names are those of `perdure.limits.limit_name`.
+    The names come from `perdure.limits.limit_name`.
     """
 
     name: str
@@ -36,10 +36,10 @@ class DeclaredLimit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """A heartbeat: a worker that exists, and what it is doing.
+    """A heartbeat: a live worker, and what it is doing.
 
-    `owners` are the owner ids of its runs. `steps` are the steps in flight, the longest first; if
-    there are very many, not all of them.
+    `owners` are the owner ids of its runs. `steps` are the steps in flight, longest first; if there
+    are very many, only some of them.
     """
 
     id: str
@@ -61,10 +61,10 @@ class WorkerPresence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkflowThroughput(msgspec.Struct, frozen=True):
-    """The runs of a workflow that ended at a worker in one hour.
+    """The runs of a workflow that a worker ended in one hour.
 
     `durations` are the times from the creation of these runs to their end; `steps` are durations by
-    step, of a sample of the runs.
+    step, from a sample of the runs.
     """
 
     completed: int = 0
@@ -75,8 +75,9 @@ class WorkflowThroughput(msgspec.Struct, frozen=True):
 
 
 class Minute(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One minute of an hour: how many runs ended, and at its end the slots, the runs in them, and
-    the due runs of each queue, up to a limit.
+    """One minute of an hour: how many runs ended, and the state at its end.
+
+    The state is the slots, the runs in them, and the due runs of each queue, up to a limit.
     """
 
     minute: int
@@ -89,7 +90,7 @@ class Minute(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker did in one hour. `stopped` is whether it has stopped cleanly."""
+    """What a worker did in one hour. `stopped` means that it stopped cleanly."""
 
     worker: str
     hour: Time
@@ -104,7 +105,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker that was started last says about one version of a workflow."""
+    """The description of one version of a workflow by the most recently started worker."""
 
     workflow: str
     version: int
@@ -131,7 +132,7 @@ async def write_worker(store: SearchStore, worker: WorkerPresence) -> None:
 
 
 async def delete_worker(store: SearchStore, worker: str) -> None:
-    """Delete the heartbeat of a worker that stops, and its switch: it may be started again."""
+    """Delete the heartbeat of a worker that stops, and its switch, as it may be started again."""
     await store.documents.delete(keys.worker_switch_key(worker))
     await store.documents.delete(keys.worker_key(worker))
 
@@ -162,7 +163,7 @@ async def read_worker(store: Store, worker: str) -> WorkerPresence | None:
 
 
 async def read_throughput(store: Store, since: datetime) -> list[Throughput]:
-    """Return what workers did from the hour that contains `since` on, oldest hour first."""
+    """Return what workers did since the hour that contains `since`, oldest hour first."""
     found = await _throughput_keys(store, since)
     return await _read(store, found, Throughput)
 
@@ -174,7 +175,7 @@ async def read_last_throughput(store: Store, since: datetime) -> list[Throughput
 
 
 async def read_definitions(store: Store) -> list[DefinitionDocument]:
-    """Return what workers of the last 30 days said about workflows, by name and version."""
+    """Return the descriptions of workflows by workers of the last 30 days, by name and version."""
     definitions = await _read_all(store, keys.DEFINITION, DefinitionDocument)
     return sorted(definitions, key=lambda each: (each.workflow, each.version))
 
@@ -186,7 +187,7 @@ async def _write(store: SearchStore, key: str, document: msgspec.Struct, ttl: ti
 async def _throughput_keys(store: Store, since: datetime) -> list[str]:
     if not can_search(store):
         return []
-    # Keys contain the hour in a form that sorts, after the prefix that they share.
+    # After their common prefix, keys contain the hour in a sortable form.
     first = keys.hour_prefix(since.astimezone(UTC))
     return sorted(key for key in await store.documents.keys(f"{keys.THROUGHPUT}*") if key >= first)
 

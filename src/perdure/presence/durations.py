@@ -1,4 +1,4 @@
-"""Durations in 26 classes that double: small enough to be stored each minute, and to be charted.
+"""Durations in 26 classes that double: small enough to store every minute, and to chart.
 
 Class `n` counts durations from `2ⁿ` to below `2ⁿ⁺¹` milliseconds; the first also counts shorter
 ones, the last everything from 9 hours on. Trailing zeros are not stored.
@@ -11,20 +11,20 @@ from typing import TypeAlias
 CLASSES = 26
 
 Durations: TypeAlias = tuple[int, ...]
-"""How many durations are in each class, up to the last class that has any."""
+"""The number of durations in each class, up to the last class that has any."""
 
 _LONGEST = timedelta(days=1)
 
 
 def class_of(milliseconds: float) -> int:
     """Return the class of a duration."""
-    # Without `min` and `max`: each run that ends comes through here.
+    # Without `min` and `max`, because this is called for every run that ends.
     number = int(milliseconds).bit_length() - 1 if milliseconds >= 1 else 0
     return number if number < CLASSES else CLASSES - 1
 
 
 def upper_bound(number: int) -> timedelta:
-    """Return the duration that everything in a class is shorter than; a day for the last one."""
+    """Return the upper bound of the durations in a class; a day for the last class."""
     last = number >= CLASSES - 1
     return _LONGEST if last else timedelta(milliseconds=2 ** (number + 1))
 
@@ -38,7 +38,7 @@ def add_duration(classes: list[int], milliseconds: float) -> None:
 
 
 def total(many: Iterable[Sequence[int]]) -> Durations:
-    """Return the sum of durations that were counted separately."""
+    """Add up durations that were counted separately."""
     summed = [0] * CLASSES
     for classes in many:
         for number, count in enumerate(classes[:CLASSES]):
@@ -49,9 +49,9 @@ def total(many: Iterable[Sequence[int]]) -> Durations:
 
 
 def percentile(classes: Sequence[int], percent: int) -> timedelta | None:
-    """Return what so many percent of the durations are shorter than; `None` if there are none.
+    """Return an estimate of the given percentile, or `None` if there are no durations.
 
-    It is estimated: the durations of a class are taken to be spread evenly over it.
+    The durations of a class are assumed to be spread evenly over it.
     """
     rank = sum(classes) * percent / 100
     for number, count in enumerate(classes):

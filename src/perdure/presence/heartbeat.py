@@ -1,7 +1,7 @@
-"""The heartbeat of a worker: it writes what the worker does, and reads what operators told it.
+"""The heartbeat of a worker: writes what the worker does, and reads the operators' switches.
 
-It runs beside the worker's runs and touches none of them. What fails is logged once until it
-succeeds again: a worker without a heartbeat works as well as any other.
+It is independent of the worker's runs. A failure is logged once until it succeeds again; a worker
+without a heartbeat works as well as any other.
 """
 
 import asyncio
@@ -36,21 +36,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 INTERVAL, JITTER = 10.0, 0.2
-"""A heartbeat follows the last one after at most so many seconds, and after up to so much less."""
+"""The seconds between two heartbeats, and by how much they are randomly shortened."""
 
 MOST_STEPS = 100
-"""How many steps in flight a heartbeat shows, the longest first."""
+"""The maximum number of steps in flight in a heartbeat, longest first."""
 
 MAX_DEPTH = 1000
-"""Up to how many due runs of a queue are counted each minute."""
+"""The maximum number of due runs of a queue that are counted each minute."""
 
 DAY = timedelta(days=1)
 
 
 class Activity(NamedTuple):
-    """What a worker is doing: its slots, the runs in them that have started, its counters, and the
-    queues and limits that it keeps to.
-    """
+    """What a worker is doing: slots, started runs, counters, queues and limits."""
 
     slots: int
     running: int
@@ -65,7 +63,7 @@ class Heartbeat:
     """Writes the documents of one worker while it is entered, and reads its switches.
 
     The switches are read when it is entered, so that a worker starts with them; `on_switches` is
-    called each time they were read. A worker that is started again enters it again.
+    called whenever they were read. A worker that is started again enters it again.
     """
 
     def __init__(
@@ -107,12 +105,12 @@ class Heartbeat:
         if self._task is not None:
             await cancel_and_wait([self._task])
         if kind is None:
-            # In this order: a worker that is killed between the two is not shown as lost.
+            # In this order, so that a worker that is killed in between is not shown as lost.
             await self._try(self._write_end())
             await self._try(documents.delete_worker(self._store, self._id))
 
     def count(self, grant: Grant, rested: Rested) -> None:
-        """Count a run that the worker has given up, if it is over."""
+        """Count a run that the worker has released, if it is over."""
         if is_over(rested.status):
             snapshot = grant.snapshot
             created_at = created_at_of(snapshot.get("metadata"))
@@ -120,7 +118,7 @@ class Heartbeat:
             self._hour.add(snapshot.get("workflowName") or "", rested.status, took, rested.data)
 
     async def _beat(self) -> None:
-        """Write what the worker does now, and obey the switches."""
+        """Write what the worker is doing, and apply the switches."""
         await self.show()
         await self._try(self._read_switches())
         now = self._clock.now()
@@ -133,7 +131,7 @@ class Heartbeat:
                 await self._try(self._write_definition(definition, now))
 
     async def show(self) -> None:
-        """Write what the worker does now, without waiting for the next heartbeat."""
+        """Write what the worker is doing, without waiting for the next heartbeat."""
         await self._try(self._write_presence())
 
     async def _beat_forever(self) -> None:
@@ -148,7 +146,7 @@ class Heartbeat:
     async def _try(self, work: Awaitable[T]) -> T | None:
         try:
             return await work
-        except Exception as error:  # noqa: BLE001  # whatever the store raises harms no run
+        except Exception as error:  # noqa: BLE001  # no store error may harm a run
             level = logging.DEBUG if self._is_logged else logging.WARNING
             self._is_logged = self._failed = True
             logger.log(level, "the heartbeat of worker %s failed: %r", self._id, error)
@@ -238,7 +236,7 @@ def _since(step: StepInFlight) -> datetime:
 
 
 def _milliseconds_since(created_at: str, now: datetime) -> float | None:
-    """Return the time since a run was created, if the run contains that."""
+    """Return the time since a run was created, if that is known."""
     if not created_at:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The keys of presence documents: different for any two workflows, workers and hours.
+"""The keys of presence documents: distinct for any two workflows, workers and hours.
 
-Nothing is read from a key but the hour of a throughput document: names are in the documents.
+Only the hour of a throughput document is read from its key; names are in the documents.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ _HOUR = "%Y-%m-%dT%H"
 def worker_id(owner: str) -> str:
     """Return the readable id of the worker with this owner id: `host-pid-digits`.
 
-    An owner id that is not perdure's is returned as it is. The digits are needed because a restart
-    in a container often keeps both host name and pid.
+    An owner id in another format is returned as it is. The digits are needed because a restarted
+    container often has the same host name and pid.
     """
     process = process_of(owner)
     if process is None:
@@ -35,22 +35,22 @@ def worker_key(worker: str) -> str:
 
 
 def throughput_key(hour: datetime, worker: str) -> str:
-    """Return the key of what a worker did in the hour that contains a time."""
+    """Return the key of the throughput of a worker in the hour that contains a time."""
     return f"{hour_prefix(hour)}{_part(worker)}"
 
 
 def hour_prefix(at: datetime) -> str:
-    """Return what the keys of all throughput documents of an hour begin with."""
+    """Return the prefix of the keys of all throughput documents of an hour."""
     return f"{THROUGHPUT}{at.astimezone(UTC).strftime(_HOUR)}:"
 
 
 def worker_part(key: str) -> str:
-    """Return the part of a throughput document's key that is the same for all of a worker's."""
+    """Return the part of a throughput document's key that identifies the worker."""
     return key.rpartition(":")[2]
 
 
 def definition_key(workflow: str, version: int) -> str:
-    """Return the key of what is known about one version of a workflow."""
+    """Return the key of the description of one version of a workflow."""
     return f"{DEFINITION}{_part(workflow)}:{version}"
 
 
@@ -75,7 +75,7 @@ def limit_switch_key(limit: str) -> str:
 
 
 def _part(name: str) -> str:
-    """Return a name as part of a key: without a colon, and never that of another name.
+    """Return a name as part of a key: unique, and without a colon.
 
     A name that would make the key too long for a store is hashed.
     """

@@ -1,6 +1,6 @@
-"""Switches: what operators tell workers, which read them with each heartbeat.
+"""Switches: instructions of operators to workers, which read them with each heartbeat.
 
-The only documents on which decisions of the engine depend. A missing one is off.
+These are the only documents that affect decisions of the engine. A missing switch is off.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from perdure.store import SearchStore, Store, can_search, require_search
 from perdure.validation import check_id
 
 WORKER_SWITCH_TTL = timedelta(days=2)
-"""Each worker has an id of its own, so that its switch is of no use when it has stopped."""
+"""Worker ids are unique, so a worker's switch is useless once the worker has stopped."""
 
 
 class WorkflowSwitch(msgspec.Struct, frozen=True):
-    """Whether workers leave the runs of a workflow alone, and the operator who decided that."""
+    """Whether a workflow is paused, and by which operator."""
 
     workflow: str
     paused: bool
@@ -30,7 +30,7 @@ class WorkflowSwitch(msgspec.Struct, frozen=True):
 
 
 class WorkerSwitch(msgspec.Struct, frozen=True):
-    """Whether a worker is to stop as on SIGTERM, and the operator who decided that."""
+    """Whether a worker should stop as on SIGTERM, and which operator decided that."""
 
     worker: str
     drain: bool
@@ -40,7 +40,7 @@ class WorkerSwitch(msgspec.Struct, frozen=True):
 
 
 class QueueSwitch(msgspec.Struct, frozen=True):
-    """Whether workers leave the runs of a queue alone, and the operator who decided that."""
+    """Whether a queue is paused, and by which operator."""
 
     queue: str
     paused: bool
@@ -50,9 +50,9 @@ class QueueSwitch(msgspec.Struct, frozen=True):
 
 
 class LimitSwitch(msgspec.Struct, frozen=True):
-    """The number of a limit instead of the declared one, which `None` restores.
+    """A number that overrides the declared one of a limit; `None` restores it.
 
-    `limit` is a name that `perdure.limits.limit_name` returns.
+    `limit` is a name from `perdure.limits.limit_name`.
     """
 
     limit: str
@@ -89,7 +89,7 @@ class Switches(msgspec.Struct, frozen=True):
         return {name: each.n for name, each in self.limits.items() if each.n is not None}
 
     def drains(self, worker: str) -> bool:
-        """Return whether a worker is to stop."""
+        """Return whether a worker should stop."""
         return worker in self.workers and self.workers[worker].drain
 
 
@@ -113,7 +113,7 @@ def _key_of(switch: Switch) -> str:
 
 
 async def read_switches(store: Store) -> Switches:
-    """Return all switches; there are none on a store without documents."""
+    """Return all switches; a store without documents has none."""
     if not can_search(store):
         return Switches()
     return await _read(store, await store.documents.keys("switch:*"))
@@ -126,7 +126,7 @@ async def read_switches_of(
     queues: Iterable[str] = (),
     limits: Iterable[str] = (),
 ) -> Switches:
-    """Return the switches that a worker obeys, in one read."""
+    """Return the switches that concern a worker, in one read."""
     wanted = [keys.worker_switch_key(worker), *map(keys.workflow_switch_key, workflows)]
     wanted += map(keys.queue_switch_key, queues)
     wanted += map(keys.limit_switch_key, limits)
@@ -141,7 +141,7 @@ async def _read(store: SearchStore, wanted: list[str]) -> Switches:
 
 
 def _add(switches: Switches, key: str, value: str | None) -> None:
-    """Add the switch in a document; one that cannot be read is off."""
+    """Add the switch in a document; an unreadable switch is off."""
     if key.startswith(keys.WORKFLOW_SWITCH):
         if (workflow := decode(value, WorkflowSwitch)) is not None:
             switches.workflows[workflow.workflow] = workflow

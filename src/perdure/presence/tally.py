@@ -11,13 +11,13 @@ from perdure.presence.durations import add_duration
 from perdure.snapshot import RunStatus
 
 MOST_STEPS = 50
-"""How many steps of a workflow have durations; those that ended first."""
+"""The maximum number of steps of a workflow whose durations are counted."""
 
 SAMPLED = 20
-"""Of how many runs of a workflow in a minute the steps are counted."""
+"""The number of runs of a workflow per minute whose steps are counted."""
 
 MAX_SAMPLE = 1_000_000
-"""The size in bytes of the largest snapshot that is decoded for its steps."""
+"""The maximum size in bytes of a snapshot that is decoded for its steps."""
 
 MAX_NAME = 200
 
@@ -52,7 +52,7 @@ class WorkflowTally:
         self.ended[status] += 1
         if milliseconds is not None:
             add_duration(self._durations, milliseconds)
-        # Decoding each snapshot would cost a worker some percent of its throughput.
+        # Decoding every snapshot would cost a worker a few percent of its throughput.
         if self.samples < SAMPLED and len(snapshot) <= MAX_SAMPLE:
             self.samples += 1
             self._add_steps(snapshot)
@@ -70,7 +70,7 @@ class WorkflowTally:
                 add_duration(self._steps.setdefault(name, []), record.durationMs)
 
     def document(self) -> WorkflowThroughput:
-        """Return what was counted."""
+        """Return the counts as a document."""
         steps = {name: tuple(classes) for name, classes in self._steps.items()}
         return WorkflowThroughput(
             completed=self.ended["completed"],
@@ -109,15 +109,15 @@ class HourTally:
         return now - self.hour >= timedelta(hours=1) or now < self.hour
 
     def resume(self, now: datetime) -> None:
-        """Continue to count after a pause in which nothing was counted."""
+        """Resume counting after a pause."""
         self._minute = now.minute
 
     def end_minute(
         self, now: datetime, slots: int, running: int, depths: Mapping[str, int]
     ) -> None:
-        """Close the current minute; what is counted from now on belongs to the next one."""
+        """Close the current minute; further counts belong to the next one."""
         if self.minutes and self.minutes[-1].minute == self._minute:
-            # The worker was stopped and started again within a minute.
+            # The worker was restarted within a minute.
             last = self.minutes.pop()
             before = (last.completed, last.failed, last.cancelled)
             self._counted = tuple(map(sub, self._counted, before))
@@ -134,7 +134,7 @@ class HourTally:
         return tuple(sum(each[status] for each in ended) for status in _ENDS)
 
     def workflows(self) -> dict[str, WorkflowThroughput]:
-        """Return what was counted of each workflow."""
+        """Return the counts of each workflow."""
         return {name: tally.document() for name, tally in self._workflows.items()}
 
 

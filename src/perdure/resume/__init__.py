@@ -1,8 +1,8 @@
 """Resume states: the results of a run's finished steps, to be passed to the next run.
 
-`ResumeStateCollector` collects one from a run's events, `stringify_state` and `parse_state` convert
-it to a string and back, and `StatePersistence` stores such strings in a key-value store. A snapshot
-contains more (the progress of the run, its metadata) and is passed as `snapshot=`.
+`ResumeStateCollector` collects a state from a run's events, `stringify_state` and `parse_state`
+convert it to a string and back, and `StatePersistence` stores these strings in a key-value store. A
+snapshot contains more (the progress of the run, its metadata) and is passed as `snapshot=`.
 """
 
 from perdure.resume.persistence import StatePersistence

@@ -12,8 +12,8 @@ class StatePersistence:
     """Stores the resume states of runs in a key-value store, under `prefix` + run id.
 
     `kv` is a `KeyValueStore` or a `py-key-value-aio` driver. A stored string that is not a resume
-    state raises `StateFormatError` and is never treated as missing: the run would start over and
-    repeat all its steps.
+    state raises `StateFormatError`. It is never treated as missing, because the run would then
+    start over and repeat all its steps.
     """
 
     def __init__(self, kv: KeyValueStore | AsyncKeyValue, prefix: str = "workflow:state:") -> None:
@@ -23,7 +23,7 @@ class StatePersistence:
         self._prefix = prefix
 
     async def save(self, run_id: str, state: ResumeState, /, **metadata: Any) -> None:
-        """Store the state, replacing an earlier one."""
+        """Store the state, replacing any earlier one."""
         await self._kv.set(self._key(run_id), stringify_state(state, **metadata))
 
     async def load(self, run_id: str, /) -> ResumeState | None:

@@ -1,4 +1,4 @@
-"""Resume states as JSON, and as the step records of snapshots."""
+"""Convert resume states to JSON and to step records of snapshots."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -12,7 +12,7 @@ from perdure.snapshot import Origin, Snapshot, StepRecord
 
 _VERSION = 1
 _KIND = "ResumeState"
-# Tags are read only in records with a time: others were not written by perdure.
+# Tags are read only in records with a time; records without one were not written by perdure.
 _ANY_TIME = "1970-01-01T00:00:00.000Z"
 
 
@@ -112,12 +112,13 @@ def _serialized_cause(failure: Err[Any], raised: bool) -> Mapping[str, Any] | No
     if not raised:
         return None if cause is None else codec.encode_cause(cause)
     if isinstance(error, StepError):
-        # It replaces an exception whose class is unknown: store that exception instead.
+        # This error stands in for an exception whose class is unknown: store that exception
+        # instead.
         if (recorded := codec.recorded_cause(error)) is not None:
             return {**recorded}
         stack = {"stack": error.traceback} if error.traceback else {}
         return {"type": "error", "name": error.name, "message": error.message, **stack}
-    # A function saw these classes, so they are where it looks for them.
+    # A function saw these classes, so it will find them again.
     classes = {type(error), *(type(member) for member in codec.members_of(error))}
     return codec.encode_cause(error, codec.ErrorScope(tuple(classes)))
 
@@ -137,7 +138,7 @@ def _summary(cause: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_cause(record: dict[str, Any]) -> dict[str, Any]:
-    # In a snapshot, every failure has a cause: the error itself, if no other is known.
+    # In a snapshot every failure has a cause: the error itself if there is no other.
     if record["ok"] or "cause" in record:
         return record
     cause = codec.encode_cause(codec.decode(record["error"]))

@@ -1,4 +1,4 @@
-"""Resume states: the results of a run's finished steps, and their collection from events."""
+"""Resume states: the results of a run's finished steps, collected from events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from perdure.snapshot import Origin
 class ResumeEntry:
     """The result of one step.
 
-    `origin` is whether a failure was returned as `Err` ("result") or raised ("throw"). `facts` are
-    the other fields of the step's record; with `typed` among them, the value is data from which
-    the step's return type is rebuilt. `serialized_cause` is a failure's cause as it was recorded,
-    from which its class is restored where it is declared.
+    `origin` is "result" if a failure was returned as `Err`, and "throw" if it was raised. `facts`
+    are the other fields of the step's record; if they include `typed`, the value is rebuilt from
+    data by the step's return type. `serialized_cause` is a failure's cause as it was recorded; its
+    class is restored from it where it is declared.
     """
 
     result: Result[Any, Any]
@@ -80,7 +80,7 @@ def is_step_complete(state: ResumeState | None, key: str, /) -> bool: ...
 @overload
 def is_step_complete(event: object, /) -> TypeGuard[StepComplete]: ...
 def is_step_complete(subject: object, key: str | None = None, /) -> bool:
-    """Return whether a state contains a step, or whether an event is the end of a step.
+    """Return whether a state contains a step, or whether an event marks the end of a step.
 
     is_step_complete(state, "user:123")
     is_step_complete(event)
@@ -94,7 +94,7 @@ def is_step_complete(subject: object, key: str | None = None, /) -> bool:
 
 
 def as_resume_state(value: object, parameter: str = "resume_state") -> ResumeState | None:
-    """Return the state or `None`; for anything else, raise `StateFormatError` with a hint."""
+    """Return the state or `None`; raise `StateFormatError` with a hint for anything else."""
     if value is None or isinstance(value, ResumeState):
         return value
     if isinstance(value, Mapping) and "formatVersion" in value:
@@ -109,7 +109,7 @@ def as_resume_state(value: object, parameter: str = "resume_state") -> ResumeSta
 
 
 def check_resume_state(state: object) -> ResumeState:
-    """Return the state; for anything else, raise `StateFormatError` with a hint."""
+    """Return the state; raise `StateFormatError` with a hint for anything else."""
     checked = as_resume_state(state, "state")
     if checked is None:
         raise StateFormatError("state: expected a ResumeState, got None")

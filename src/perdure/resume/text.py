@@ -1,8 +1,8 @@
-"""Step records in awaitly's first text format of a resume state, and back.
+"""Convert step records to and from awaitly's first text format of a resume state.
 
 In this format, the fields of a failure's cause have other names than in a snapshot, the cause is
-written twice (in the result and in `meta`), and it has no causes itself. Causes of causes and
-perdure's other fields are written in fields that other readers of the format ignore.
+written twice (in the result and in `meta`), and causes cannot be nested. Nested causes and
+perdure's other fields are written to fields that other readers of the format ignore.
 """
 
 from collections.abc import Mapping

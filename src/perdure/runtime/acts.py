@@ -1,7 +1,7 @@
 """The acts of operators: who did what to a run, and why.
 
-An act is part of the write that changes the run. A copy in a document of its own follows, so that
-the acts of all runs can be listed, also of runs that were deleted.
+An act is part of the write that changes the run. It is then copied to a separate document, so that
+the acts of all runs can be listed, even those of deleted runs.
 """
 
 import logging
@@ -20,14 +20,14 @@ from perdure.store import Store, can_search
 logger = logging.getLogger(__name__)
 
 ACT = "act:"
-"""Begins the keys of documents with copies of acts; the time of the act follows."""
+"""The prefix of the keys of copied acts; the time of the act follows."""
 
 KEPT_FOR = timedelta(days=400)
-"""How long copies of acts are kept: an audit asks about the year before."""
+"""How long copies of acts are kept: audits usually cover the previous year."""
 
 
 def new_act(request: Request, now: datetime, *, was: str = "", refused: str = "") -> dict[str, Any]:
-    """Return what is recorded of a request."""
+    """Return the act that records a request."""
     facts = {
         "at": isoformat(now),
         "by": request.by,
@@ -48,7 +48,7 @@ def add_act(metadata: Metadata, act: dict[str, Any]) -> None:
 
 
 async def copy_acts(store: Store, run_id: str, acts: Iterable[dict[str, Any]]) -> None:
-    """Copy acts to documents. That is for lists only: a copy that cannot be written is logged."""
+    """Copy acts to documents, for lists only: a failure is logged."""
     if not can_search(store):
         return
     for act in acts:

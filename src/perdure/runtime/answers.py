@@ -1,8 +1,8 @@
-"""Answers to approvals and callbacks, and the list of open ones.
+"""Answer approvals and callbacks, and list open approvals.
 
-An answer is a message to the run under the deduplication id of the wait. The store accepts the
-first. A token is looked up before anything is sent, so that what is not a question of the run gets
-no answer; if the wait ends in between, its id is used up, because a run closes a wait before it
+An answer is a message to the run with the deduplication id of the wait, so the store accepts only
+the first. A token is looked up before anything is sent, so that only open questions of the run are
+answered. If the wait ends in the meantime, its id is used up, because a run closes a wait before it
 drops it.
 """
 
@@ -44,14 +44,14 @@ from perdure.validation import check_limit, is_encodable
 
 _MAX_BY, _MAX_NOTE = 200, 2000
 _MAX_DEPTH = codec.MAX_DEPTH - 5
-"""How deeply a value may be nested: message and record contain it some levels deep."""
+"""How deeply a value may be nested: the message and the record around it add a few levels."""
 
 
 class OpenApproval(msgspec.Struct, frozen=True):
     """An approval that a run waits for.
 
-    `token` answers it. `id` is the name of the wait in its run. A `question` in a list is cut after
-    some 150 characters, and ends in an ellipsis then.
+    `token` answers it. `id` is the name of the wait in its run. In a list, a long `question` is
+    shortened to some 150 characters and ends in an ellipsis.
     """
 
     token: str
@@ -74,7 +74,7 @@ class ApprovalPage(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is sent to a run. `value` is JSON, `act` that of an operator, stored with the record."""
+    """An answer to a run. `value` is JSON; the operator's `act` is stored with the record."""
 
     approved: bool
     choice: str | None = None
@@ -85,19 +85,19 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     act: dict[str, Any] | None = None
 
     def with_act(self, act: dict[str, Any]) -> "Answer":
-        """Return the answer with the act of the operator who gives it."""
+        """Return the answer with the act of the answering operator."""
         return replace(self, act=act)
 
 
 def check_answer(by: object, note: object) -> None:
-    """Raise `InvalidArgument` unless this is who answers, and what they say."""
+    """Check who answers, and the note."""
     for parameter, text, longest in (("by", by, _MAX_BY), ("note", note, _MAX_NOTE)):
         if not isinstance(text, str) or len(text) > longest or not is_encodable(text):
             raise InvalidArgument(parameter, text, f"a string of at most {longest:,} characters")
 
 
 async def send_answer(store: Store, token: str, answer: Answer) -> OpenApproval:
-    """Answer a wait; return what was asked. Raise if the answer does not count."""
+    """Answer a wait and return the request; raise if the answer does not count."""
     known, inbox = read_token(token), require_inbox(store, "answering")
     wait, workflow = await _find(inbox, known)
     _check_fits(wait, answer)
@@ -111,14 +111,14 @@ async def send_answer(store: Store, token: str, answer: Answer) -> OpenApproval:
 
 
 async def find_approval(store: Store, token: str) -> OpenApproval:
-    """Return what a token asks for; raise as an answer to it would."""
+    """Return the approval that a token belongs to; raise the same errors as an answer."""
     known = read_token(token)
     wait, workflow = await _find(require_inbox(store, "looking up a token"), known)
     return _open_approval(known.run_id, wait, workflow)
 
 
 async def find_token(store: Store, run_id: str, wait: str | None) -> str:
-    """Return the token of a wait of a run; without its name, of the only one."""
+    """Return the token of a wait of a run; without a name, of its only wait."""
     snapshot = await store.load(run_id)
     if snapshot is None:
         raise RunNotFound(run_id)
@@ -147,16 +147,16 @@ async def _find(store: InboxStore, token: Token) -> tuple[PendingWait, str | Non
 def _wait_in(snapshot: Snapshot, token: Token) -> PendingWait | None:
     if is_over(rest_status(snapshot)):
         return None
-    # By digests: the time that a comparison takes reveals nothing of the nonce.
+    # Looked up by digest, so that the time of the comparison reveals nothing about the nonce.
     wait = open_asks(snapshot).get(token.event)
     return wait if wait is not None and event_of(wait.get("nonce", "")) == token.event else None
 
 
 def _check_fits(wait: PendingWait, answer: Answer) -> None:
-    """Raise `InvalidArgument` unless this answers the question."""
+    """Raise `InvalidArgument` unless the answer fits the question."""
     options = wait.get("options")
     if not codec.is_shallow(answer.value, _MAX_DEPTH):
-        # The run could not read it, and the token would be used up.
+        # The run could not read the value, and the token would be used up.
         expected = f"a value that is nested at most {_MAX_DEPTH} levels deep"
         raise InvalidArgument("value", answer.value, expected)
     if wait.get("ask") == "callback":
@@ -172,10 +172,10 @@ def _check_fits(wait: PendingWait, answer: Answer) -> None:
 async def _refuse(
     store: InboxStore, token: Token, delivery: Delivery = Delivery.DUPLICATE
 ) -> NoReturn:
-    """Raise why an answer does not count."""
+    """Raise the reason why an answer does not count."""
     if delivery is Delivery.UNKNOWN:
         raise RunNotFound(token.run_id)
-    # The inbox first: what is no longer in it is in the record that is read after it.
+    # Read the inbox first: a message that is no longer there is in the record that is read next.
     message = await _first_message(store, token)
     if message is not None:
         _raise_answer(token, message[0], message[1])
@@ -198,7 +198,7 @@ async def _first_message(
 
 
 def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
-    """Raise what a run recorded of the answer to a wait that is over."""
+    """Raise the outcome that a run recorded for a wait that is over."""
     records: Iterable[Any] = snapshot["steps"].values()
     for record in records:
         if record.get("event") == token.event and (answer := answer_in(record)) is not None:
@@ -209,14 +209,14 @@ def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
     status = rest_status(snapshot)
     if is_over(status):
         raise TooLate(token.run_id, f"the run is {status}")
-    raise TooLate(token.run_id, "the run does not wait for this answer any more")
+    raise TooLate(token.run_id, "the run no longer waits for this answer")
 
 
 def _raise_answer(token: Token, answer: Mapping[str, Any], at: datetime | None) -> NoReturn:
     if answer.get("expired"):
         raise TooLate(token.run_id, "it has expired" + ("" if at is None else f" at {at}"))
     if answer.get("closed"):
-        raise TooLate(token.run_id, "the run does not wait for this answer any more")
+        raise TooLate(token.run_id, "the run no longer waits for this answer")
     raise AlreadyAnswered(token.run_id, str(answer.get("by", "")), at)
 
 
@@ -227,10 +227,10 @@ def _time(text: object) -> datetime | None:
 async def list_approvals(
     store: Store, clock: Clock, to: str | None, limit: int, after: str | None
 ) -> ApprovalPage:
-    """Return the open approvals of up to `limit` runs, those of the newest runs first.
+    """Return the open approvals of up to `limit` runs, newest runs first.
 
-    They come from the headers of runs. Only a run that is being driven, is due, is paused, or has
-    more to ask than its header has room for is read.
+    They come from the headers of runs. Snapshots are read only for runs that are running, due or
+    paused, or whose approvals do not fit in the header.
     """
     check_limit(limit)
     if to is not None and not (isinstance(to, str) and is_encodable(to)):
@@ -249,7 +249,7 @@ async def list_approvals(
 async def _approvals_of(store: Store, run: RunSummary, now: datetime) -> Sequence[OpenApproval]:
     summary = read_summary(run.summary)
     is_due = run.wake_at is not None and run.wake_at <= now
-    # An answer makes a run due, except one that is paused.
+    # An answer makes a run due, unless the run is paused.
     is_still = run.status not in ("running", "paused") and not is_due
     if is_still and not summary.more_asks:
         return [_listed(run, each) for each in summary.asks]

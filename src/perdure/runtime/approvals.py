@@ -27,16 +27,16 @@ class ApprovalClient(ScheduleClient):
     async def approvals(
         self, *, to: str | None = None, limit: int = 100, after: str | None = None
     ) -> ApprovalPage:
-        """Return open approvals, of everyone or those that ask `to`.
+        """Return open approvals, all of them or those addressed to `to`.
 
-        A page has the approvals of up to `limit` runs, the newest runs first; `after` is the cursor
-        of the previous page. A run is listed as soon as it is suspended: an approval beside work
-        that keeps the run busy is not listed yet, but its token is valid.
+        A page has the approvals of up to `limit` runs, newest runs first; `after` is the cursor of
+        the previous page. A run is listed once it is suspended: while other work keeps the run
+        busy, an approval is not listed yet, but its token is valid.
         """
         return await list_approvals(self.store, self.clock, to, limit, after)
 
     async def find_approval(self, token: str) -> OpenApproval:
-        """Return what a token asks for; raise as an answer to it would."""
+        """Return the approval that a token belongs to; raise the same errors as an answer."""
         return await find_approval(self.store, token)
 
     async def approve(
@@ -48,19 +48,19 @@ class ApprovalClient(ScheduleClient):
         choice: str | None = None,
         value: object = None,
     ) -> OpenApproval:
-        """Approve what a run asks for, and return what that was.
+        """Approve a request of a run, and return the request.
 
         The first answer counts: afterwards `AlreadyAnswered` is raised, or `TooLate` if the wait
-        ended without an answer. Where the question has options, one of them is the `choice`.
+        ended without an answer. If the question has options, `choice` is one of them.
         """
         return await self._answer(token, Answer(True, choice, value, by, note))
 
     async def reject(self, token: str, *, by: str = "", note: str = "") -> OpenApproval:
-        """Reject what a run asks for, and return what that was."""
+        """Reject a request of a run, and return the request."""
         return await self._answer(token, Answer(False, by=by, note=note))
 
     async def answer(self, token: str, payload: Any = None, *, by: str = "") -> OpenApproval:
-        """Answer a callback, or approve with a value; return what was asked."""
+        """Answer a callback, or approve with a value; return the request."""
         return await self._answer(token, Answer(True, None, payload, by))
 
     async def _answer(self, token: str, answer: Answer) -> OpenApproval:

@@ -1,4 +1,4 @@
-"""Asking a run and waiting for its answer; no run is driven here."""
+"""Ask a run a question and wait for its answer."""
 
 import asyncio
 from datetime import timedelta
@@ -10,7 +10,7 @@ from perdure.engine.questions import answer_key
 from perdure.store import SearchStore
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
-"""How often a program looks for an answer, in seconds."""
+"""The polling interval for an answer, in seconds."""
 
 
 async def wait_for_answer(

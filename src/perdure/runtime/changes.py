@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChangeCheck:
-    """Compares a run's definition with the one that is registered here."""
+    """Compares a run's definition with the registered one."""
 
     def __init__(self, reaction: Reaction) -> None:
         self._reaction = reaction
@@ -23,7 +23,7 @@ class ChangeCheck:
     ) -> None:
         """Log a change of the function under the same version, or raise `SnapshotMismatch`.
 
-        A warning is logged once for each change: it concerns every run that was started before.
+        A warning is logged once per change, because it concerns all runs that were started before.
         """
         now = definition.definition_hash
         before = (metadata or {}).get("definitionHash")

@@ -1,4 +1,4 @@
-"""The runs that a run starts: their ids, and what is stored with them."""
+"""Child runs: their ids, and what is stored with them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ from perdure.store import Store
 from perdure.validation import MAX_ID_LENGTH
 
 _ROOM = len("~log:") + len("/1000000000")
-"""How much shorter than an id the beginning of many ids is."""
+"""How much shorter than an id the common prefix of many ids must be."""
 
 MAX_DEPTH = 100
-"""How many ancestors a run has at most: a workflow that calls itself without end must stop."""
+"""The maximum number of ancestors of a run, to stop endless recursion."""
 
 
 class Children:
-    """Makes the child runs of one run."""
+    """Creates the child runs of one run."""
 
     __slots__ = ("_around", "_clock", "_history", "_random", "_registry", "_run_id", "_store")
 
@@ -53,7 +53,7 @@ class Children:
         self._around = around
 
     def target(self, workflow: object) -> Definition[Any, Any]:
-        """Return a workflow that was passed as its definition, or that is registered by name."""
+        """Return the definition of a workflow, which is given as such or by its registered name."""
         if isinstance(workflow, str):
             return self._registry.newest(workflow)
         if not isinstance(workflow, Definition):
@@ -62,7 +62,7 @@ class Children:
         return workflow
 
     def known(self, name: str) -> Definition[Any, Any] | None:
-        """Return the newest definition of this name, or `None` if none is registered."""
+        """Return the newest definition with this name, or `None` if none is registered."""
         return self._registry.find(name)
 
     def child_id(self, call: str, options: ChildOptions) -> str:
@@ -84,7 +84,7 @@ class Children:
         return target.encode_payload(payload)
 
     def base_id(self, call: str) -> str:
-        """Return what the ids of the runs that a call of `map_runs` starts begin with."""
+        """Return the prefix of the ids of the runs that a call of `map_runs` starts."""
         return self._readable_id(call, MAX_ID_LENGTH - _ROOM)
 
     def new_runs(
@@ -97,7 +97,7 @@ class Children:
         options: ChildOptions,
         full: Mapping[str, Any],
     ) -> OutboxItem:
-        """Return what the outbox says about many runs: what they share, and their payloads."""
+        """Return the outbox item for many runs: what they share, and their payloads."""
         assert isinstance(target, Definition), "`target` returns definitions"
         start = self._start(target, payloads[0], base, options)
         start.metadata.update(self._facts(call), **options.facts)
@@ -108,7 +108,7 @@ class Children:
         return {"map": item}
 
     def answer(self, key: str, value: object) -> OutboxItem:
-        """Return what the outbox says about an answer to a program."""
+        """Return the outbox item for an answer to a program."""
         return {"answer": {"key": key, "value": codec.dumps(codec.encode(value)).decode()}}
 
     def new_run(
@@ -120,7 +120,7 @@ class Children:
         options: ChildOptions,
         reply_to: Mapping[str, Any] | None = None,
     ) -> OutboxItem:
-        """Return what the outbox says about a run that is to be started."""
+        """Return the outbox item for a run to start."""
         assert isinstance(target, Definition), "`target` returns definitions"
         start = self._start(target, target.encode_payload(payload), run_id, options)
         start.metadata.update(self._facts(call), **options.facts)
@@ -129,7 +129,7 @@ class Children:
         return {"start": encode_run(start.new_run())}
 
     async def conflict(self, item: OutboxItem) -> RunConflict | None:
-        """Return an error if another run has the id of the run that is to be started."""
+        """Return an error if another run has the id of the run to start."""
         facts: Any = item
         new = facts["start"]
         with outside_runs():
@@ -167,6 +167,6 @@ class Children:
         if depth > MAX_DEPTH:
             raise TooDeep(self._run_id, MAX_DEPTH)
         parent = {"run": self._run_id, "generation": self._history.generation, "call": call}
-        # An earlier run may have had this id, and its children the ids of these.
+        # An earlier run may have had the same id as this one, and its children the same ids.
         parent["seed"] = self._history.metadata.get("seed", "")
         return {"parent": parent, "depth": depth}

@@ -1,4 +1,4 @@
-"""Starting runs and asking for them from any program: no workflow function is called here.
+"""Start and read runs from any program, without executing workflow functions.
 
 async with Client("postgresql://db/app") as client:
     run = await client.trigger("welcome", {"email": "a@b.c"}, run_id="welcome-1")
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An event for a run; a duplicate if its `dedup_id` was used before for this run."""
+    """An event for a run; it is a duplicate if its `dedup_id` was already used for this run."""
 
     run_id: str
     event: str
@@ -60,7 +60,7 @@ class Signal:
 class SignalResult:
     """The outcome of a signal, and the run afterwards.
 
-    `run` is `None` if there is no such run, and if nothing waited for it to continue.
+    `run` is `None` if the run does not exist, or if the call did not wait for it to continue.
     """
 
     delivery: Delivery
@@ -71,24 +71,25 @@ class SignalResult:
 
 
 class Client(ApprovalClient):
-    """Starts, signals, cancels and retries runs of one store, and asks for them.
+    """Starts, signals, cancels, retries and reads the runs of a store.
 
-    It calls no workflow function: workers do that. A workflow is named, or passed as its
-    definition, which checks the payload and gives the output its type. A store that is opened from
-    a URL is closed by `close` or `async with`; one that is passed in stays open.
+    Workers execute the workflow functions. A workflow is passed by name or as its definition, which
+    checks the payload and determines the type of the output. A store opened from a URL is closed by
+    `close` or `async with`; a store that is passed in stays open.
     """
 
     async def signal(
         self, run_id: str, event: str, payload: object = None, *, dedup_id: str | None = None
     ) -> SignalResult:
-        """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
-        it yet; a worker continues the run.
+        """Send an event to a run; a worker continues the run.
+
+        The event is neither lost nor duplicated, whether or not the run waits for it yet.
         """
         [result] = await self.signal_many([Signal(run_id, event, payload, dedup_id)])
         return result
 
     async def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
-        """Send many events, 500 in one write; return the outcome of each, in order."""
+        """Send many events, up to 500 per write; return the outcome of each, in order."""
         results = await self._send(signals)
         if any(results):
             wake_workers(self.store)
@@ -103,11 +104,10 @@ class Client(ApprovalClient):
         tags: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
     ) -> int:
-        """Send an event to every run of a workflow, or with these tags, that is not over; return
-        how many have received it.
+        """Send an event to the open runs of a workflow, or with tags; return how many got it.
 
         A run that begins in the meantime may or may not receive it. A call that is repeated with
-        the same `dedup_id`, after a crash, reaches those that the first one did not reach.
+        the same `dedup_id` after a crash reaches the runs that the first call did not reach.
         """
         if workflow is None and not tags:
             raise InvalidArgument("tags", tags, "tags, or workflow=", "It would reach every run")
@@ -176,15 +176,15 @@ class Client(ApprovalClient):
         start: Any = None,
         dedup_id: str | None = None,
     ) -> SignalResult:
-        """Send an event to a run that is created if it is missing, and started again if it is over.
+        """Send an event to a run, creating it if it is missing and restarting it if it is over.
 
-        `start` is the payload with which it starts; the run of many concurrent calls is the same.
-        `run` of the result is the run if this call started it. A run of another workflow under this
-        id is a `RunConflict`.
+        `start` is the payload with which it starts; many concurrent calls start only one run. The
+        result's `run` is set if this call started it. If the run with this id belongs to another
+        workflow, `RunConflict` is raised.
         """
         plan = Plan(if_exists="restart_if_over", any_payload=True)
         new = self._start(workflow, start, run_id, plan)
-        # Checked before a run is created for it.
+        # Checked before a run is created.
         message = _message(Signal(run_id, event, payload, dedup_id))
         started: Run | None = None
         while True:
@@ -196,7 +196,7 @@ class Client(ApprovalClient):
                 return replace(result, run=started)
 
     async def _is_open(self, start: Start) -> bool:
-        """Return whether there is a run that is not over; raise if its workflow is another one."""
+        """Return whether there is an open run; raise if it belongs to another workflow."""
         if can_search(self.store):
             (known,) = await self.store.summaries([start.run_id])
             if known is None or known.workflow == start.workflow:
@@ -209,7 +209,7 @@ class Client(ApprovalClient):
     async def ask(
         self, run_id: str, event: str, payload: object = None, *, timeout: Duration | None = None
     ) -> Any:
-        """Send an event to a run, and return the value with which it answers it.
+        """Send an event to a run, and return the run's answer.
 
         The run waits for it with `returns=Question[…]` and answers with `step.reply`. After the
         timeout, `TimeoutError` is raised; the run may still answer.
@@ -227,10 +227,10 @@ class Client(ApprovalClient):
         return await wait_for_answer(store, self.clock, question, limit)
 
     async def cancel(self, run_id: str, *, reason: str = "", undo: bool = True) -> Run:
-        """Cancel a run. If another process owns it, it is asked to stop, and does so soon.
+        """Cancel a run. If another process owns the run, that process is asked to stop it.
 
-        Steps that can be undone are undone first, by a worker, unless `undo=False`; that also ends
-        a run whose steps are being undone.
+        Steps that can be undone are undone first, by a worker, unless `undo=False`, which also ends
+        a run that is being rolled back.
         """
         run = await self._cancel(run_id, reason, undo)
         if not run.over:
@@ -249,7 +249,7 @@ class Client(ApprovalClient):
         inbox = require_inbox(self.store, "cancelling a run that is owned elsewhere")
         await inbox.send([NewMessage(run_id, OPERATOR, encode_request(request))])
         poke(self.store, [run_id])
-        # Its owner may have suspended it just before the message arrived.
+        # The owner may have suspended the run just before the message arrived.
         return await self._cancel_at_rest(run_id, request) or await self._require(run_id)
 
     async def _cancel_at_rest(self, run_id: str, request: Request) -> Run | None:
@@ -266,8 +266,9 @@ class Client(ApprovalClient):
             return None if data is None else self._run(run_id, codec.loads(data))
 
     async def retry(self, run_id: str) -> Run:
-        """Let a worker continue a failed run: the steps that ended it run again, finished ones do
-        not. Another run is returned as it is.
+        """Let a worker continue a failed run: the steps that ended it run again.
+
+        Finished steps do not run again. A run that has not failed is returned as it is.
         """
         run, is_due = await self._retry(run_id)
         if is_due:
@@ -293,8 +294,9 @@ class Client(ApprovalClient):
             return await self._made_due(session, grant, retries=True)
 
     async def resume(self, run_id: str) -> Run:
-        """Let a worker continue a run at once, also a paused one; one that is over, or owned by
-        another process, is returned as it is.
+        """Let a worker continue a run at once, even if it is paused.
+
+        A run that is over, or owned by another process, is returned as it is.
         """
         snapshot = await self._load(run_id)
         if is_over(rest_status(snapshot)):
@@ -312,7 +314,7 @@ class Client(ApprovalClient):
         run_id, status = grant.lease.id, rest_status(grant.snapshot)
         transition = transitions.make_due
         if is_over(status):
-            # It may have ended between the caller's look at it and the lease.
+            # The run may have ended between the caller's read and the lease.
             is_retried = retries and status == "failed"
             transition = transitions.retry if is_retried else transitions.give_up
         data = await transition(session, grant)
@@ -339,11 +341,11 @@ class Client(ApprovalClient):
     @overload
     async def result(self, run: str, *, timeout: Duration | None = None) -> Any: ...
     async def result(self, run: "Run | RunHandle | str", *, timeout: Duration | None = None) -> Any:
-        """Return the output of a run as soon as it is completed, in whatever process.
+        """Wait until a run is completed, in any process, and return its output.
 
-        If it failed, the exception that ended it is raised, or `RunFailed` with the `error` if its
-        function returned an `Err`; if it was cancelled, `Cancelled`. `TimeoutError` means that it
-        is not over after `timeout`; the run itself is not affected.
+        If the run failed, the exception that ended it is raised, or `RunFailed` with the `error` if
+        its function returned an `Err`; if it was cancelled, `Cancelled`. `TimeoutError` means that
+        the run is not over after `timeout`; the run itself is not affected.
         """
         return await self._outcome(_id_of(run), timeout)
 
@@ -352,8 +354,10 @@ class Client(ApprovalClient):
     @overload
     def watch(self, run: str) -> AsyncGenerator[Run, None]: ...
     def watch(self, run: "Run | RunHandle | str") -> AsyncGenerator[Run, None]:
-        """Yield the run as it is now and after each change of its status, steps or report, until it
-        is over. Changes in quick succession are seen as one.
+        """Yield the run now and after each change, until it is over.
+
+        A change concerns the status, the steps or the reported progress. Changes in quick
+        succession are merged.
         """
         return self._changes(_id_of(run))
 
@@ -362,7 +366,7 @@ class Client(ApprovalClient):
     @overload
     def handle(self, run_id: str) -> "RunHandle": ...
     def handle(self, run_id: str, workflow: Definition[Any, Any] | None = None) -> "RunHandle":
-        """Return a handle of a run, whose types are those of `workflow`; nothing is read."""
+        """Return a handle of a run, with the types of `workflow`, without reading the run."""
         if workflow is not None:
             self.registry.add(workflow)
         return RunHandle(self, check_user_id(run_id, "run_id"))
@@ -370,7 +374,7 @@ class Client(ApprovalClient):
 
 @dataclass(frozen=True, slots=True)
 class RunHandle(Generic[T_co]):
-    """A run by its id, and the client that asks for it."""
+    """A run by its id, and the client that reads it."""
 
     client: Client
     id: str
@@ -380,7 +384,7 @@ class RunHandle(Generic[T_co]):
         return await self.client.get_run(self.id)
 
     async def result(self, *, timeout: Duration | None = None) -> T_co:
-        """Return the output of the run as soon as it is completed, or raise its error."""
+        """Wait until the run is completed, and return its output or raise its error."""
         return await self.client.result(self, timeout=timeout)
 
     def watch(self) -> AsyncGenerator[Run[T_co], None]:
@@ -403,7 +407,7 @@ class RunHandle(Generic[T_co]):
 
 
 def _is_ending(snapshot: Snapshot, undo: bool) -> bool:
-    """Return whether a run is over, or will be when its steps are undone."""
+    """Return whether a run is over, or will be once its steps are undone."""
     is_undoing = undo and rollback_of(snapshot) is not None
     return is_undoing or is_over(rest_status(snapshot))
 

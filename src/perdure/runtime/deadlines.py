@@ -1,8 +1,8 @@
 """The deadline of a run: a time in its metadata after which it fails.
 
-A deadline that was given as a duration counts from the first time the run is driven, so that the
-time in a queue does not count. From then on it is a time: neither a suspension nor a pause extends
-it. `step.continue_as_new` keeps it.
+A deadline given as a duration counts from when the run first executes, so that the time in a queue
+does not count. From then on it is a fixed time, which neither a suspension nor a pause extends.
+`step.continue_as_new` keeps it.
 """
 
 from datetime import datetime, timedelta
@@ -15,11 +15,11 @@ from perdure.snapshot import Metadata
 
 _TIME, _DURATION = "deadline", "deadlineAfter"
 LIMIT = "deadlineOfParent"
-"""The metadata of a child run that say when its parent must have ended."""
+"""The metadata name of a child run's inherited deadline."""
 
 
 def check_deadline(deadline: Duration) -> timedelta:
-    """Return the deadline of a workflow, counted from when a run is first driven."""
+    """Check the deadline of a workflow, which counts from when a run first executes."""
     after = parse_duration(deadline, "deadline")
     if not after:
         raise InvalidDuration("deadline", deadline, "a positive duration")
@@ -27,7 +27,7 @@ def check_deadline(deadline: Duration) -> timedelta:
 
 
 def deadline_metadata(deadline: Duration | datetime | None) -> dict[str, Any]:
-    """Return what the metadata of a new run says about its deadline."""
+    """Return the deadline as metadata of a new run."""
     if deadline is None:
         return {}
     if isinstance(deadline, datetime):
@@ -36,13 +36,13 @@ def deadline_metadata(deadline: Duration | datetime | None) -> dict[str, Any]:
 
 
 def deadline_of(metadata: Metadata | None) -> datetime | None:
-    """Return when a run must have ended, if that is fixed."""
+    """Return when a run must have ended, if that is already fixed."""
     deadline = (metadata or {}).get(_TIME)
     return parse_iso(deadline) if isinstance(deadline, str) else None
 
 
 def fix_deadline(history: History, clock: Clock, default: timedelta | None) -> datetime | None:
-    """Return when the run must have ended; durable with its next write if it is fixed only now."""
+    """Return when the run must have ended; if this fixes it, it is stored with the next write."""
     metadata = history.metadata
     if _TIME in metadata:
         return deadline_of(metadata)
@@ -58,7 +58,7 @@ def fix_deadline(history: History, clock: Clock, default: timedelta | None) -> d
 
 
 def inherited_deadline(parent: Metadata, deadline: Duration | datetime | None) -> dict[str, Any]:
-    """Return what the metadata of a child run say about its deadline, the earlier of the two."""
+    """Return the deadline of a child run as metadata: the earlier of its own and its parent's."""
     metadata = deadline_metadata(deadline)
     limit = deadline_of(parent)
     if limit is None:
@@ -69,7 +69,7 @@ def inherited_deadline(parent: Metadata, deadline: Duration | datetime | None) -
 
 
 def drop_passed_deadline(metadata: Metadata, now: datetime) -> None:
-    """Remove a deadline that has passed: a run that is retried after it gets a new one."""
+    """Remove a deadline that has passed, so that a retried run gets a new one."""
     for name in (_TIME, LIMIT):
         deadline = metadata.get(name)
         if isinstance(deadline, str) and parse_iso(deadline) <= now:

@@ -37,10 +37,10 @@ Migrate: TypeAlias = Callable[[Snapshot, int], Snapshot]
 
 
 class Definition(Target[P_contra, T_co]):
-    """A workflow by name and version; calling it calls the function itself.
+    """A workflow with a name and a version; calling it calls the function itself.
 
-    `P_contra` is the type of its payload and `T_co` that of its output: the value of an `Ok` if the
-    function returns results.
+    `P_contra` is the type of its payload and `T_co` the type of its output: the value of an `Ok` if
+    the function returns results.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Definition(Target[P_contra, T_co]):
         self.name = check_id(name, "workflow")
         self.fn = fn
         self.version = check_int(version, "version")
-        # Now, and not when a run is started: by then the file may contain other code.
+        # Computed now rather than when a run is started: by then, the file may have changed.
         self.definition_hash = definition_hash(fn)
         self.scope = codec.ErrorScope(check_errors(errors), (fn,))
         self.types = codec.DeclaredTypes(types, fn)
@@ -106,7 +106,7 @@ class Definition(Target[P_contra, T_co]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The metadata of a run that say which definition it belongs to."""
+        """The metadata that ties a run to its definition."""
         return {"version": self.version, "definitionHash": self.definition_hash}
 
     def __repr__(self) -> str:
@@ -135,9 +135,9 @@ class Definition(Target[P_contra, T_co]):
     def receive(self, snapshot: Snapshot) -> Any:
         """Return the payload of a stored run as the function receives it.
 
-        A caller that does not know the definition stores what it was given, and says so. Then the
-        payload is checked now, and the metadata of the snapshot contain it as it fits. If it does
-        not fit, this returns the `InvalidPayload` that calling the function raises.
+        A caller that does not know the definition stores an unchecked payload and marks it. Such a
+        payload is checked now, and its converted form is stored in the metadata of the snapshot. If
+        it is invalid, this returns the `InvalidPayload` that calling the function will raise.
         """
         metadata = snapshot.get("metadata") or {}
         if metadata.get(UNCHECKED):
@@ -151,7 +151,7 @@ class Definition(Target[P_contra, T_co]):
         data = metadata.get("input")
         checked = {name: value for name, value in metadata.items() if name != UNCHECKED}
         if (fitting := self._encode_stored(data)) != data:
-            # The call that triggered the run may be repeated, and must recognise its payload.
+            # The call that triggered the run may be repeated, and must recognize its payload.
             checked = {"firstInput": data, **checked, "input": fitting}
         return checked
 
@@ -161,7 +161,7 @@ class Definition(Target[P_contra, T_co]):
         except InvalidPayload:
             if codec.is_plain(data):
                 raise
-            # Python has written the types of its values beside them.
+            # perdure wrote the types of the values beside them.
             return data
 
     def queue_for(self, data: Any) -> str:
@@ -205,7 +205,7 @@ def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
 
 
 def payload_problems(payload: object, expected: Any) -> list[str]:
-    """Return what is wrong with each field of a payload whose fields are known."""
+    """Return the problems of each field of a payload whose fields are known."""
     try:
         hints = get_type_hints(expected)
     except (TypeError, NameError):
@@ -258,22 +258,22 @@ def workflow(
     schedule: Schedule | None = None,
     keep: Keep | Literal["result"] | None = None,
 ) -> "Decorator":
-    """Make a workflow of an async function of `(step)` or `(step, payload)`.
+    """Turn an async function of `(step)` or `(step, payload)` into a workflow.
 
-    Exceptions of the classes `errors` and values of the classes `types` come back as themselves
+    Exceptions of the classes in `errors` and values of the classes in `types` are restored even
     where no annotation names their class.
 
     `migrate` is called with the snapshot of a run that another version began and that version, and
-    returns the snapshot from which this version continues. A run that has not ended when the time
-    `deadline` has passed since it was first driven fails with `DeadlinePassed`.
+    returns the snapshot from which this version continues. A run that has not ended when `deadline`
+    has passed since it first executed fails with `DeadlinePassed`.
 
     With `queue`, workers start the runs in turn and within the queue's limits; `key` is a function
-    of the payload that returns the run's key in the queue. `priority` is that of runs for which
-    `trigger` is given none: each level puts a run a day ahead of others that are due.
+    of the payload that returns the run's key in the queue. `priority` is the default for runs that
+    are triggered without one: each level puts a run a day ahead of others that are due.
 
-    A starting worker creates the `schedule` under the workflow's name; one with a higher version of
-    the workflow updates it. `keep` is how long workers keep finished runs; without it, that of the
-    runtime. `"result"` drops the steps of a completed run.
+    A starting worker creates the `schedule` under the workflow's name; a worker with a higher
+    version of the workflow updates it. `keep` is how long workers keep finished runs; the default
+    is the runtime's `keep`. `"result"` drops the steps of a completed run.
     """
     if not isinstance(name, str):
         hint = 'Write @workflow("name") with the parentheses'
@@ -318,7 +318,7 @@ def check_key(key: Callable[[Any], str] | None, queue: Queue | None) -> Any:
 
 
 class Decorator:
-    """Makes a `Definition` of the function it is put on, with options that were checked."""
+    """Turns the decorated function into a `Definition`, with options that were already checked."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Delivering the items of an outbox: each may be delivered again, and has its effect once."""
+"""Deliver the items of an outbox. Each may be delivered repeatedly, but takes effect once."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class Deliveries:
             return
         known = stored.get("metadata") or {}
         if (known.get("replyTo") or {}).get("event") == event:
-            # It was delivered before: that run reports its end by itself.
+            # The item was already delivered, and that run reports its own end.
             return
         if (conflict := _conflict(new.id, snapshot, stored)) is not None:
             await self._report(new.id, event, conflict)
@@ -94,7 +94,7 @@ class Deliveries:
             await self._watch(new.id, event, is_called=True)
 
     async def _start_many(self, facts: Mapping[str, Any]) -> None:
-        """Start runs that report their ends to a log, which exists before them."""
+        """Start runs that report their ends to a log, which is created first."""
         shared, full = facts["run"], facts["full"]
         log = new_log(shared["id"], self._run_id, self._session.clock.now())
         await start_runs(self._session, [log])
@@ -110,9 +110,9 @@ class Deliveries:
             await self._is_replaced(new, await self._session.store.load(new.id))
 
     async def _is_replaced(self, new: NewRun, stored: Snapshot | None) -> bool:
-        """Replace a run that was started by an earlier run with the id of this one, now removed.
+        """Replace a child of an earlier, removed run that had the id of this run.
 
-        One that is not over yet is left alone, like a run that anyone else has started.
+        A run that is not over, or that anyone else has started, is left alone.
         """
         while stored is not None and _is_of_earlier_run(stored, codec.loads(new.snapshot)):
             if await self._replace(new):
@@ -127,13 +127,13 @@ class Deliveries:
             await self._session.clock.sleep(_PAUSE)
             return False
         if not _is_of_earlier_run(grant.snapshot, codec.loads(new.snapshot)):
-            # It was started again in the meantime.
+            # The run was started again in the meantime.
             await require_lease(self._session.store).release([grant.lease])
             return False
         return await replace_run(self._session, grant, new) is not None
 
     async def _watch(self, run_id: str, event: str, *, is_called: bool = False) -> None:
-        """Make sure that this run gets a message when the other one ends, or has ended."""
+        """Ensure that this run gets a message when the other run ends, or if it has ended."""
         payload = codec.dumps({"run": self._run_id, "event": event, "isCalled": is_called})
         message = NewMessage(run_id, WATCH, payload, f"{event}@{self._run_id}")
         while True:
@@ -147,13 +147,15 @@ class Deliveries:
             if has_ended and not self._is_to_continue(stored, is_called):
                 outcome = outcome_in(stored["execution"], workflow_of(stored))
                 return await self._report(run_id, event, outcome)
-            # It was started again in the meantime, or is to be continued; then it is asked again.
+            # The run was started again in the meantime, or will be continued; then ask again.
             if not has_ended or not await self._continue(run_id):
                 await self._session.clock.sleep(_PAUSE)
 
     def _is_to_continue(self, stored: Snapshot, is_called: bool) -> bool:
-        """Return whether a child of this run did not succeed before this run was retried, or was
-        cancelled because a call was, which is now made again.
+        """Return whether a child of this run has to be continued.
+
+        That is so if it failed or was cancelled before this run was retried, or if it was cancelled
+        together with a call that is now made again.
         """
         retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
         if block["status"] != "failed" or _parent_of(stored) != self._run_id:
@@ -164,12 +166,12 @@ class Deliveries:
         return isinstance(retried_at, str) and ended_at <= retried_at
 
     async def _continue(self, run_id: str) -> bool:
-        """Continue a child that did not succeed, if no other process is changing it."""
+        """Continue a failed or cancelled child, if no other process is changing it."""
         request = lease_request(run_id, self._random, self._ttl)
         grant = await self._session.acquire(request)
         if isinstance(grant, Refusal):
             return False
-        # It may have been told to cancel more than once, and has obeyed.
+        # It may have several requests to cancel, which it has already obeyed.
         old = old_requests(grant)
         is_changed = await change(self._session, grant, continue_over, old) is not None
         wake_workers(self._session.store)
@@ -190,9 +192,9 @@ class Deliveries:
 
 
 async def open_runs(store: Store, tag: str, run_ids: Sequence[str]) -> list[str]:
-    """Return those of the runs that are not over and have the tag of the run that started them.
+    """Return the runs that are not over and have the tag of the run that started them.
 
-    A run may have been started by another one, or by a program: `run_id=` named one that existed.
+    A run may have been started by another run or program, if `run_id=` named an existing run.
     """
     if can_search(store):
         runs = [run for run in await store.summaries(run_ids) if run is not None]
@@ -213,9 +215,7 @@ def _parent_of(snapshot: Snapshot) -> str:
 
 
 def _is_of_earlier_run(stored: Snapshot, new: Snapshot) -> bool:
-    """Return whether a run is over whose parent had the id of the new one's parent, and was another
-    run.
-    """
+    """Return whether a run is over, and belongs to an earlier run with the id of the new parent."""
     known, own = ((each.get("metadata") or {}).get("parent") or {} for each in (stored, new))
     if not is_over(rest_status(stored)) or known.get("run") != own.get("run"):
         return False
@@ -225,10 +225,10 @@ def _is_of_earlier_run(stored: Snapshot, new: Snapshot) -> bool:
 def numbered(
     shared: Mapping[str, Any], index: int, payload: Any, reply: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return one of many runs: what they share, with an id, a seed and a payload of its own."""
+    """Return one of many runs: what they share, with its own id, seed and payload."""
     snapshot, run_id = shared["snapshot"], f"{shared['id']}/{index}"
     metadata = {**snapshot["metadata"], "replyTo": {**reply, "event": str(index)}}
-    # The same each time it is delivered, and unlike that of any other run.
+    # The same for each delivery, and different from that of any other run.
     metadata["seed"] = hashlib.sha256(f"{metadata['seed']}/{index}".encode()).hexdigest()[:16]
     metadata.pop("input", None)
     if payload is not None:
@@ -237,7 +237,7 @@ def numbered(
 
 
 def _conflict(run_id: str, new: Snapshot, stored: Snapshot) -> dict[str, Any] | None:
-    """Return the outcome for a parent that wanted to start a run whose id another run has."""
+    """Return the outcome for a parent if the id of its new run belongs to another run."""
     workflow = workflow_of(stored)
     reason = payload_conflict(new, stored)
     if not reason:

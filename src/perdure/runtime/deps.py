@@ -1,4 +1,4 @@
-"""The dependencies of a runtime: entered for the first use, shared, left after the last."""
+"""The dependencies of a runtime: entered on first use, shared, and exited after the last."""
 
 import asyncio
 import functools
@@ -30,16 +30,16 @@ _ENTERED_AGAIN = (
 
 
 class Dependencies:
-    """What `step.deps` is: a value, or what an async context manager returns.
+    """The value of `step.deps`, which is given directly or by an async context manager.
 
-    As a context manager it counts its users, who share one entry per event loop: most clients and
-    connections belong to the loop in which they were opened.
+    As a context manager, this counts its users, which share one entry per event loop: most clients
+    and connections belong to the loop in which they were opened.
     """
 
     def __init__(self, source: object) -> None:
         self._open = _opener(source)
         self._value = as_deps(source)
-        # Most runtimes have plain values: one context manager serves all of their runs.
+        # Most runtimes have plain values, so one context manager serves all of their runs.
         self._plain = nullcontext(self._value)
         self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
         self._hint = ""
@@ -60,7 +60,7 @@ class Dependencies:
             await self._leave(self._entries[asyncio.get_running_loop()])
 
     def in_use(self) -> AbstractContextManager[Any]:
-        """Return the value, for a run that the current task drives; they must be entered."""
+        """Return the value for a run that the current task executes; the deps must be entered."""
         if self._open is None:
             return self._plain
         return self._entries[asyncio.get_running_loop()].driving()
@@ -69,7 +69,7 @@ class Dependencies:
         loop = asyncio.get_running_loop()
         entry = self._entries.get(loop)
         if entry is None or not entry.users:
-            # One that is still being left is not shared; the next begins when it has ended.
+            # An entry that is being exited is not shared; the next one begins when it has ended.
             entry = self._entries[loop] = _Entry(open, entry, self._hint)
             entry.task.add_done_callback(lambda _: self._forget(loop))
             self._hint = _ENTERED_AGAIN if _is_context_manager(self._value) else ""
@@ -88,9 +88,10 @@ class Dependencies:
 
 
 class _Entry:
-    """One entry of a context manager, by a task of its own.
+    """One entry of a context manager, in its own task.
 
-    A cancel scope must be left by the task that entered it, and the first user is rarely the last.
+    A cancel scope must be exited by the task that entered it, and the first user is rarely the
+    last.
     """
 
     def __init__(self, open: Callable[[], Opened], previous: "_Entry | None", hint: str) -> None:
@@ -109,12 +110,12 @@ class _Entry:
         return self._entered.result()
 
     async def wait_until_entered(self) -> None:
-        """Wait, and raise what entering raised. Cancelling a caller does not harm the others."""
+        """Wait until it is entered, or raise its error; cancelling one caller affects no other."""
         await asyncio.wait([self._entered])
         self._entered.result()
 
     async def close(self) -> None:
-        """Leave, or stop entering, and wait until that is done."""
+        """Exit, or stop entering, and wait until that is done."""
         self._unused.set()
         if not self._entered.done():
             self.task.cancel()
@@ -122,7 +123,7 @@ class _Entry:
 
     @contextmanager
     def driving(self) -> Generator[Any]:
-        """Let the current task drive a run with the value."""
+        """Register the current task as one that uses the value."""
         task = asyncio.current_task()
         assert task is not None, "a run is driven by a task"
         self._runs.add(task)
@@ -163,8 +164,9 @@ class _Entry:
         try:
             await self._unused.wait()
         except asyncio.CancelledError:
-            # When the event loop closes, all tasks are cancelled at once; the runs end first. If
-            # only this task is cancelled, by a task group of the user, there is nothing to await.
+            # When the event loop closes, all tasks are cancelled at once, and the runs must end
+            # first. If only this task is cancelled, by a task group of the user, there is nothing
+            # to wait for.
             while any(task.cancelling() for task in self._runs):
                 self._run_ended.clear()
                 await self._run_ended.wait()
@@ -172,7 +174,7 @@ class _Entry:
 
 
 def _opener(source: object) -> Callable[[], Opened] | None:
-    """Return a function that returns a context manager to enter; `None` for a plain value."""
+    """Return a factory of context managers to enter, or `None` for a plain value."""
     if _is_context_manager(source):
         return lambda: source
     if not _is_function(source):

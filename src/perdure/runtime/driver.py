@@ -1,4 +1,4 @@
-"""How a runtime continues a run whose lease it holds, until the run ends or is suspended."""
+"""Continue a leased run until it ends or is suspended."""
 
 import logging
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 
 _CONTINUED = ("running", "queued")
-"""The statuses of a run that was written and given up, to be continued at once."""
+"""The statuses of a run that was settled in order to be continued at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Driver:
     callback_url: str = ""
 
     def request(self, run_id: str, new: Snapshot | None = None) -> LeaseRequest:
-        """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
+        """Return a request for the lease of a stored run, or of a new run with `new`."""
         return lease_request(run_id, self.random, self.lease_ttl, new)
 
     async def continue_run(
@@ -108,7 +108,8 @@ class Driver:
                 rested = await self._continue_once(session, grant, not_before)
                 if rested is None or rested.status not in _CONTINUED:
                     return rested
-                # Written and given up, to be continued: a worker may have been faster to claim it.
+                # The run was settled in order to be continued, but a worker may have claimed it
+                # first.
                 answer = await session.acquire(self.request(grant.lease.id))
                 if isinstance(answer, Refusal):
                     return None
@@ -119,15 +120,15 @@ class Driver:
     async def _continue_once(
         self, session: Session, grant: Grant, not_before: datetime | None
     ) -> Rested | None:
-        """Run until the run ends, is suspended, or is to be continued under another lease."""
+        """Run until the run ends, is suspended, or must continue under a new lease."""
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
         if grant.inbox and (asked := requests_in(grant.inbox)):
             edit, host = leased_edit(session, grant)
             self._open_outbox(host)
             return await apply_requests(edit, host, asked)
-        # Before anything is written: a run of an unknown workflow or version stays as it is, for a
-        # process that knows it.
+        # Before anything is written, so that a run of an unknown workflow or version stays
+        # unchanged for a process that knows it.
         definition, payload, history = await self._load(session, grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
         self._open_outbox(host)
@@ -159,7 +160,7 @@ class Driver:
         payload: object,
         deps: Any,
     ) -> Program:
-        # Listeners and middleware are told of the user's runs.
+        # Listeners and middleware see only the user's runs.
         is_system = isinstance(definition, SystemWorkflow)
         return Program(
             body=lambda step: definition(step, payload),
@@ -191,8 +192,10 @@ class Driver:
         return deliveries
 
     async def _close(self, session: Session, grant: Grant) -> Rested | None:
-        """Let other runs know of the end of this one: its owner died before it could, or a run
-        asked too late for it. Or it ended between the caller's look at it and the lease.
+        """Report the end of this run to other runs.
+
+        Its owner died before it could, or a run asked too late. Or the run ended between the
+        caller's read and the lease.
         """
         edit, host = leased_edit(session, grant)
         self._open_outbox(host)
@@ -216,10 +219,10 @@ class Driver:
         return None if data is None else Rested(data, rest.status)
 
     async def _leave_to_others(self, session: Session, grant: Grant, error: PerdureError) -> None:
-        """Release a run that cannot be driven here.
+        """Release a run that cannot be executed here.
 
-        One of a newer version is due at once, for processes that know it. It is written, since the
-        index may not contain the version yet to which its owner has bound it.
+        A run of a newer version is due at once, for processes that know it. It is written, since
+        the index may not contain the version yet that its owner has bound it to.
         """
         if isinstance(error, VersionMismatch) and error.stored > error.requested:
             _, host = leased_edit(session, grant)
@@ -231,7 +234,7 @@ class Driver:
     async def _load(
         self, session: Session, grant: Grant
     ) -> tuple[Definition[Any, Any], Any, History]:
-        """Return what runs and its history; release a run that no definition here can run."""
+        """Return the definition, payload and history of a run; release it if none fits."""
         try:
             definition, snapshot = self.registry.for_run(grant.lease.id, grant.snapshot)
             self.changes.check(grant.lease.id, snapshot.get("metadata"), definition)
@@ -241,10 +244,11 @@ class Driver:
             raise
         history = History(definition.name, snapshot)
         if snapshot is not grant.snapshot:
-            # A migration may have dropped questions: their tokens are closed with the next rest.
+            # A migration may have dropped questions; their tokens are closed with the next rest.
             history.asks = {**open_asks(grant.snapshot), **history.asks}
         if not version_of(grant.snapshot.get("metadata")):
-            # With the first entry: if this process dies, an older one must not continue the run.
+            # Written with the first entry: if this process dies, an older one must not continue the
+            # run.
             history.metadata.changed.update(definition.identity)
         if history.rollback is None and (failures := failures_to_retry(snapshot)):
             history.drop(failures)
@@ -257,7 +261,7 @@ class Driver:
         definition: Definition[Any, Any],
         requests: Sequence[Requested],
     ) -> Rested:
-        """Write how the run ended or what it waits for; release it if that cannot be written."""
+        """Settle the run: write its outcome or its waits; release it if that fails."""
         try:
             return await leave(host, result, definition, requests, self.keep)
         except StoreError as error:
@@ -265,7 +269,7 @@ class Driver:
                 # Retrying cannot help: the run itself caused the error.
                 with suppress(StoreError):
                     return await end_failed(host, error)
-            # An error of this run alone must not keep the workers busy.
+            # A persistent error of a single run must not keep the workers busy.
             is_outage = isinstance(error, StoreUnavailable | PermitLost)
             await log_failure(
                 host.release(None if is_outage else host.clock.now() + self.lease_ttl)
@@ -277,7 +281,7 @@ class Driver:
 
 
 async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
-    """Read what operators ask of a run, and stop it for that."""
+    """Read the requests of operators, and stop the run to apply them."""
     try:
         messages = await host.read_inbox()
     except StoreUnavailable as error:

@@ -1,7 +1,7 @@
-"""A run at rest, and the one fenced write that changes it.
+"""Edit a run at rest with a single fenced write.
 
-Verbs change the history and the status in memory. Then the whole run is written as one rest, with
-the acts of the operators who asked: a crash leaves either the old state or the new one.
+Verbs change the history and the status in memory. Then the whole run is written as one rest,
+together with the acts of the operators: a crash leaves either the old state or the new one.
 """
 
 from collections.abc import Sequence
@@ -35,17 +35,17 @@ from perdure.snapshot.record import encode_failure
 from perdure.store import Grant, Rest
 
 UNPAUSED = "unpausedAt"
-"""The metadata of a run that say when it was last paused until."""
+"""The metadata name of the time when the run was last unpaused."""
 
 
 class RunEdit:
-    """A run that is being changed: its history, its status, and why it is paused or cancelled.
+    """A run that is being edited: its history, its status, and why it is paused or cancelled.
 
-    `stored` is its `execution` as it was read, `was_over` whether it had ended then. `due_at` is
+    `stored` is its `execution` as it was read, and `was_over` says that it had ended. `due_at` is
     when a queued run starts; `None` means at once. `is_changed` says that the status was set:
-    otherwise a run that is over stays as it is. `acts` are those of this write, `entered` is the
-    key of a record that was entered by hand. `undoes` says that the steps of a run that is
-    cancelled are undone.
+    otherwise a run that is over stays as it is. `acts` are the acts of this write, `entered` is the
+    key of a record that was entered by hand. `undoes` says that the steps of a cancelled run have
+    to be undone.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunEdit:
         self.undoes = True
 
     def record(self, request: Request, *, was: str = "", refused: str = "") -> None:
-        """Record an operator's act; other programs leave none."""
+        """Record an operator's act; requests of programs are not recorded."""
         if request.by:
             act = new_act(request, self.now, was=was, refused=refused)
             self.acts.append(act)
@@ -84,7 +84,7 @@ class RunEdit:
 
     @property
     def written_status(self) -> RunStatus:
-        """The status with which the run is stored; a run that is undone first has not ended."""
+        """The status to store; a run whose steps have to be undone first has not ended."""
         is_undone = self.undoes and self.history.rollback is not None
         return "queued" if is_undone and self.status == "cancelled" else self.status
 
@@ -96,18 +96,18 @@ class RunEdit:
     def make(self, status: RunStatus, *, reason: str = "", due_at: datetime | None = None) -> None:
         """Set the status with which the run will be stored."""
         if self.status == "paused":
-            # A schedule leaves out the times until then.
+            # A schedule skips the times until then.
             self.history.metadata[UNPAUSED] = isoformat(self.now)
         self.status, self.reason, self.due_at = status, reason, due_at
         self.is_changed = True
 
     def continue_run(self) -> None:
-        """Let a worker continue the run at once, unless it is paused: then it stays paused."""
+        """Let a worker continue the run at once, unless it is paused."""
         if self.status != "paused":
             self.make("queued")
 
     def rest(self, host: RunHost) -> tuple[ExecutionBlock, Rest]:
-        """Return how the host stores the run."""
+        """Return the execution block and the rest to store."""
         status = self.status
         if status == "cancelled" and self.is_changed:
             end = cancelled(host, self.reason)
@@ -145,26 +145,26 @@ def edit_of(
 def leased_edit(
     session: Session, grant: Grant, due_at: datetime | None = None
 ) -> tuple[RunEdit, RunHost]:
-    """Return the edit of a leased run whose function is not called, and the host to settle it."""
+    """Return the edit of a leased run, and the host that settles it."""
     edit = edit_of(grant.lease.id, grant.snapshot, grant.now, due_at)
     return edit, open_host(session, grant.lease.id, edit.history, grant)
 
 
 def _status_at_rest(snapshot: Snapshot) -> RunStatus:
-    """Return the status of a run that no process drives. One whose owner died continues."""
+    """Return the status of a run that no process executes; if its owner died, it continues."""
     status = rest_status(snapshot)
     return "queued" if status == "running" else status
 
 
 def stored_due_at(block: ExecutionBlock) -> datetime | None:
-    """Return when a run that has not started yet was to start, if not at once."""
+    """Return when a run that has not started yet should start, if not at once."""
     return parse_iso(block["dueAt"]) if "dueAt" in block else None
 
 
 def due_at_of(snapshot: Snapshot, now: datetime) -> datetime | None:
-    """Return when a stored run became due: at the end of a wait, or when it was to start.
+    """Return when a stored run became due: at the end of a wait, or at its start time.
 
-    `None` if an event or an operator made it due, whose time is not stored.
+    Return `None` if an event or an operator made it due, since that time is not stored.
     """
     block = snapshot["execution"]
     times = [parse_iso(wait["wakeAt"]) for wait in open_waits(snapshot) if "wakeAt" in wait]
@@ -179,9 +179,9 @@ def due_at_of(snapshot: Snapshot, now: datetime) -> datetime | None:
 async def settle(
     host: RunHost, block: ExecutionBlock, rest: Rest, consumes: Sequence[str] = ()
 ) -> bytes | None:
-    """Write a run and give it up; release it if the store fails.
+    """Write a rest and release the run, even if the store fails.
 
-    Return what was written, or `None` if another owner took the run over.
+    Return what was written, or `None` if another owner took over the run.
     """
     try:
         return await host.settle(block, rest, consumes)
@@ -193,7 +193,7 @@ async def settle(
 
 
 def cancelled(host: RunHost, reason: str) -> tuple[ExecutionBlock, Rest]:
-    """Return how a cancelled run is stored."""
+    """Return the execution block and the rest of a cancelled run."""
     record = encode_failure(Cancelled(host.id, reason), host.id).record
     now = host.block()["lastUpdated"]
     block = host.block("failed", state="cancelled", completedAt=now, error=record)
@@ -201,17 +201,18 @@ def cancelled(host: RunHost, reason: str) -> tuple[ExecutionBlock, Rest]:
 
 
 def _over(host: RunHost, status: RunStatus) -> Rest:
-    """Return how a run is stored whose end may have to be reported.
+    """Return the rest of a run whose end may have to be reported.
 
-    Its parent and its children learn of it from the next owner, who delivers the outbox too.
+    The next owner reports it to the parent and the children, and delivers the outbox.
     """
     is_reported = bool(host.history.outbox) or reply_to_of(host.history.metadata) is not None
     return Rest(status, host.clock.now() if is_reported else None, (WATCH,))
 
 
 def at_rest(host: RunHost, waits: Sequence[PendingWait]) -> tuple[ExecutionBlock, Rest]:
-    """Return how a run is stored that waits for a time or an event."""
-    # Nothing else would wake a run that waits for nothing: `always_replay` suspends such runs.
+    """Return the execution block and the rest of a run that waits for a time or an event."""
+    # Wake it at once: nothing else would wake a run that waits for nothing, as `always_replay`
+    # suspends.
     replays = not waits or any(wait["id"].startswith(REPLAY) for wait in waits)
     waits = [wait for wait in waits if not wait["id"].startswith(REPLAY)]
     listens = any(wait["kind"] == "event" for wait in waits)

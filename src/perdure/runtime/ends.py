@@ -1,8 +1,8 @@
-"""The end of a run, as other runs learn of it.
+"""Report the end of a run to other runs.
 
-The end is durable before any run learns of it. Then the run that called this one, and those that
-asked to be told, get a message, which has its effect once however often it is sent. A request that
-arrives while a run ends makes the run due again: its next owner answers.
+The end is durable before it is reported. Then the run that called this one, and the runs that asked
+for it, get a message that takes effect once, however often it is sent. A request that arrives while
+a run ends makes the run due again, and its next owner answers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,14 +33,14 @@ from perdure.store import Message, NewMessage, NewRun, Receipt, Rest
 
 
 def watchers_in(messages: Iterable[Message]) -> list[Message]:
-    """Return the requests to be told of the run's end."""
+    """Return the requests for a report of the run's end."""
     return [message for message in messages if message.name == WATCH]
 
 
 def is_called_again(snapshot: Snapshot, watchers: Iterable[Message]) -> bool:
-    """Return whether a run was cancelled by its parent, which has made the call again since.
+    """Return whether a run was cancelled by its parent, which has since repeated the call.
 
-    The call reached the run before the request to cancel it did: it is to be continued.
+    The call reached the run before the request to cancel it, so the run has to continue.
     """
     metadata = snapshot.get("metadata") or {}
     if metadata.get("cancelledBy") != PARENT:
@@ -51,10 +51,9 @@ def is_called_again(snapshot: Snapshot, watchers: Iterable[Message]) -> bool:
 
 
 def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> list[str]:
-    """Return the ids of messages that report ends, or close questions, for which the run no longer
-    waits.
+    """Return the ids of reports and answers for which the run no longer waits.
 
-    A wait is durable before its answer can exist, so none that comes later is for them.
+    A wait is durable before its answer can exist, so no later wait is meant for these messages.
     """
     awaited = {wait.get("event") for wait in waits}
     ends = (message for message in messages if message.name.startswith((DONE, ANSWER)))
@@ -63,13 +62,13 @@ def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> l
 
 def done_message(run_id: str, event: str, to: str, outcome: Mapping[str, Any]) -> NewMessage:
     """Return the message that reports the end of a run."""
-    # As text: its values are decoded by the types of the run that ended, not as an event's.
+    # As a string: its values are decoded with the types of the run that ended, not as an event.
     payload = codec.dumps({"run": run_id, "outcome": codec.dumps(outcome).decode()})
     return NewMessage(to, event, payload, f"{event}@{run_id}")
 
 
 def outcome_in(block: ExecutionBlock, workflow: str | None) -> dict[str, Any]:
-    """Return the record of how a run ended, like that of a step."""
+    """Return the outcome of a run as a record, like that of a step."""
     facts: Mapping[str, Any] = block
     if block["status"] == "completed":
         outcome = {"ok": True, "value": facts.get("output"), "at": block["lastUpdated"]}
@@ -94,7 +93,7 @@ async def report_end(
 ) -> None:
     """Send the end of a run to the run that called it, and to those that asked for it.
 
-    They are told that a run which is not over does not exist any more.
+    A run that is not over is reported as one that no longer exists.
     """
     asked = [codec.loads(message.payload) for message in watchers]
     if (caller := reply_to_of(snapshot.get("metadata") or {})) is not None:
@@ -112,9 +111,10 @@ async def report_end(
 
 
 async def _report_full(session: Session, full: Any, receipt: Receipt) -> None:
-    """If a log has all the ends that the parent waits for, wake the parent.
+    """Wake the parent if its log has all the ends that the parent waits for.
 
-    Several runs may find it complete, or one of them again after a crash: the message is the same.
+    Several runs may find the log complete, or one of them again after a crash: they send the same
+    message.
     """
     if full is not None and receipt.unconsumed >= full["count"]:
         event = full["event"]
@@ -122,11 +122,11 @@ async def _report_full(session: Session, full: Any, receipt: Receipt) -> None:
 
 
 LOG = "~log:"
-"""Begins the ids of logs."""
+"""The prefix of the ids of logs."""
 
 
 def new_log(base: str, owner: str, now: datetime) -> NewRun:
-    """Return the log of a run to which the runs whose ids begin with `base` report their ends."""
+    """Return a new log, to which the runs whose ids begin with `base` report their ends."""
     tags = {PARENT: system_tag(PARENT, owner)}
     snapshot = new_snapshot("~log", now=now, metadata={"parent": {"run": owner}, "tags": tags})
     snapshot["execution"]["state"] = "waiting"
@@ -135,6 +135,6 @@ def new_log(base: str, owner: str, now: datetime) -> NewRun:
 
 
 def log_owner(snapshot: Snapshot | None) -> str:
-    """Return the id of the run that a log belongs to; an empty string if it is not known."""
+    """Return the id of the run that a log belongs to, or "" if it is unknown."""
     parent = None if snapshot is None else (snapshot.get("metadata") or {}).get("parent")
     return str((parent or {}).get("run", ""))

@@ -1,4 +1,4 @@
-"""What is logged about a run that failed: there may be no caller that waits for its result."""
+"""Log failed runs: there may be no caller that waits for the result."""
 
 import logging
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def log_failed_rollback(host: RunHost, failures: Mapping[str, BaseException]) ->
 
 
 def _recorded_traceback(error: BaseException | None) -> str:
-    """Return the traceback of the original, if this exception was restored from a record."""
+    """Return the original traceback, if this exception was restored from a record."""
     while error is not None:
         if (cause := codec.recorded_cause(error)) is not None:
             return codec.traceback_of(cause)

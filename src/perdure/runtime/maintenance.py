@@ -1,10 +1,10 @@
 """The run `~maintenance`, which removes finished runs by the policies of their workflows.
 
-Its input contains the policies, so that every process removes by the same ones: each worker that
-starts sends what its workflows declare, if that differs. The policy of the highest version counts,
-and among workers of one version that of the worker that was started last. The run wakes up once an
-hour and works for some seconds at a time. Nothing is recorded in between: what is removed is gone,
-and after a crash its next owner looks again.
+Its input contains the policies, so that every process applies the same ones: each worker that
+starts sends the policies of its workflows, if they differ. The policy of the highest version
+counts, and among workers of one version that of the most recently started worker. The run wakes up
+once an hour and works for some seconds at a time. Nothing is recorded in between: removed runs are
+gone, and after a crash the next owner simply looks again.
 """
 
 import logging
@@ -47,24 +47,24 @@ POLICIES = "~policies"
 """The message with which a worker declares the policies of its workflows."""
 
 INTERVAL = timedelta(hours=1)
-"""How often it looks for runs to remove."""
+"""How often the run looks for runs to remove."""
 
 AT_A_TIME = 5.0
-"""For how many seconds it works before it is written and given up; then it continues at once."""
+"""How many seconds the run works before it is settled; it then continues at once."""
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """For how many seconds a version of a workflow keeps its runs; what is missing, for good."""
+    """How many seconds a version of a workflow keeps its runs, by status; the rest forever."""
 
     version: int
     spans: dict[Over, float] = {}
 
 
 class MaintenanceInput(msgspec.Struct, frozen=True):
-    """What the run must remember.
+    """The state of the run.
 
-    `since` is when it began to look, if it is not done yet, `looked_at` when it was done last.
-    `removed` is how many runs it has removed in all.
+    `since` is when the current pass began, if it is not done yet; `looked_at` is when the last pass
+    was done. `removed` is how many runs were removed in total.
     """
 
     policies: dict[str, Declared] = {}
@@ -80,7 +80,7 @@ def read_input(snapshot: Snapshot | None) -> MaintenanceInput:
 
 
 def spans_of(policies: Mapping[str, Declared]) -> Policies:
-    """Return for how long runs are kept."""
+    """Return how long runs are kept."""
     return {
         name: {status: timedelta(seconds=span) for status, span in each.spans.items()}
         for name, each in policies.items()
@@ -100,7 +100,7 @@ def merged(known: Mapping[str, Declared], declared: Mapping[str, Declared]) -> d
 async def declare(
     store: Store, declared: Mapping[str, Declared], now: datetime, random: Random
 ) -> None:
-    """Send the run `~maintenance` what the workflows of a worker declare; create it if need be."""
+    """Send the policies of a worker's workflows to `~maintenance`, creating it if necessary."""
     snapshot = await store.load(MAINTENANCE)
     policies = merged(read_input(snapshot).policies, declared)
     if snapshot is None and policies:
@@ -132,7 +132,7 @@ async def _create(
 
 
 async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
-    """Remove runs for some seconds, and return what to remember."""
+    """Remove runs for some seconds, and return the new state."""
     run = current_execution()
     assert run is not None, "a workflow function is called in a run"
     host = run.host
@@ -141,7 +141,7 @@ async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
         given = await _with_messages(host, given)
         return await _remove(run, host, given)
     except StoreError as error:
-        # It has not failed: another attempt follows.
+        # The run has not failed: it is tried again.
         raise run.break_off(error) from error.__cause__
     except Exception:
         logger.exception("removing old runs failed; it is tried again in an hour")
@@ -151,7 +151,7 @@ async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
 async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
     """Return the input with the policies that were declared; the rest consumes the messages."""
     messages = [each for each in await host.read_inbox() if each.name == POLICIES]
-    # Even if one cannot be read: it would make the run due again at once.
+    # Even an unreadable message is consumed: it would make the run due again at once.
     host.leftovers = (*host.leftovers, *(message.id for message in messages))
     policies: Mapping[str, Declared] = given.policies
     for message in messages:
@@ -159,7 +159,7 @@ async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceI
         policies = merged(policies, declared)
     if policies == given.policies:
         return given
-    # It begins again: more runs may be old enough now, and their logs were not looked at.
+    # Start a new pass: more runs may be old enough now, and their logs were not examined.
     return replace(given, policies=dict(policies), since=None)
 
 
@@ -185,10 +185,10 @@ class MaintenanceWorkflow(SystemWorkflow):
         return msgspec.convert(data or {}, MaintenanceInput)
 
     def rest(self, host: RunHost, outcome: Any) -> tuple[ExecutionBlock, Rest]:
-        """Return how the run is stored until it looks again."""
+        """Return the execution block and the rest until the next pass."""
         following: MaintenanceInput = outcome
         host.history = host.history.next_generation(msgspec.to_builtins(following))
-        # It would be stored with every generation, and nothing compares it.
+        # It would be stored with every generation, but nothing uses it.
         del host.history.metadata["firstInput"]
         now = host.clock.now()
         wake_at = now + INTERVAL if following.since is None else now

@@ -1,4 +1,4 @@
-"""How a run is to be started: the options of `trigger`, checked before anything is written."""
+"""The options of `trigger`, checked before anything is written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class TriggerOptions(StartOptions, total=False):
 
 
 class ClientOptions(TriggerOptions, total=False):
-    """The options of a client that can take part in a transaction of the caller."""
+    """The options of a client that can take part in the caller's transaction."""
 
     connection: Any
 
@@ -57,7 +57,7 @@ class ClientOptions(TriggerOptions, total=False):
 class Plan:
     """When runs start and what is stored with them. Without `wake_at` they are due at once.
 
-    Without `priority` it is that of the workflow. With `any_payload` a run that exists may have
+    The default `priority` is that of the workflow. With `any_payload`, an existing run may have
     another payload.
     """
 
@@ -89,17 +89,15 @@ class Start:
         return self.snapshot.get("metadata") or {}
 
     def is_start_of(self, stored: Snapshot) -> bool:
-        """Return whether the stored run was created by this very start.
+        """Return whether this start created the stored run.
 
-        The answer to a write can be lost, and the repeated write finds its own run. No other start
-        has the same seed.
+        The reply to a write can be lost, and the repeated write then finds its own run. No other
+        start has the same seed.
         """
         return bool((stored.get("metadata") or {}).get("seed") == self.metadata["seed"])
 
     def restarts(self, stored: Snapshot) -> bool:
-        """Return whether the stored run is to start again; raise `RunConflict` if it belongs to
-        another workflow.
-        """
+        """Return whether to restart the stored run; raise `RunConflict` if the workflow differs."""
         is_restart = self.plan.if_exists == "restart_if_over" and is_over(rest_status(stored))
         if is_restart:
             self.check_workflow(stored)
@@ -150,9 +148,9 @@ def new_start(
     now: datetime,
     random: Random,
 ) -> Start:
-    """Return the start of a run with the payload `data`, which is JSON.
+    """Return the start of a run with the payload `data` (JSON).
 
-    A run of a workflow that is only named is bound to a definition by its first owner.
+    If the workflow is passed by name, the first owner binds the run to a definition.
     """
     metadata: dict[str, Any] = {"createdAt": isoformat(now), "seed": new_seed(random)}
     priority, queue = plan.priority, ""
@@ -172,7 +170,7 @@ def new_start(
 
 
 def payload_conflict(new: Snapshot, stored: Snapshot) -> str:
-    """Return how a new run differs from the stored one of its id in workflow or payload."""
+    """Return how a new run differs from the stored run with its id, in workflow or payload."""
     workflow, asked_for = workflow_of(stored), workflow_of(new)
     if workflow != asked_for:
         return f"it belongs to workflow {workflow!r}, and {asked_for!r} was asked for"
@@ -218,7 +216,7 @@ def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> date
         except OverflowError:
             raise InvalidDuration("delay", delay, "a duration that ends before 9999") from None
     wake_at = None if at is None else as_utc(at, "at")
-    # A time that has passed must not put the run before others that are due.
+    # A time in the past must not put the run ahead of others that are due.
     return None if wake_at is not None and wake_at <= now else wake_at
 
 

@@ -17,5 +17,5 @@ def check_priority(priority: object) -> int:
 
 
 def head_start(priority: int) -> timedelta:
-    """Return by how much a run with this priority is ahead of others that are due."""
+    """Return how far a run with this priority is ahead of others that are due."""
     return timedelta(days=priority)

@@ -1,9 +1,9 @@
-"""Removing finished runs by policy: the logs of a run first, then the run with all that is in it.
+"""Remove finished runs by policy: first the logs of a run, then the run itself.
 
-Runs are selected and deleted by the store in one step, so that a run that is started again in the
-meantime is never hit. What a run has beside itself is removed before: a crash in between leaves a
-run without its log, and never a log that a later run of the same id could read. Documents of a run
-expire within a day, which is no longer than any run is kept.
+The store selects and deletes runs in one step, so a run that is restarted in the meantime is never
+deleted. Logs are removed first: a crash in between leaves a run without its log, but never a log
+that a later run with the same id could read. Documents of a run expire within a day, and every run
+is kept at least that long.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -27,10 +27,10 @@ Policies: TypeAlias = Mapping[str, Mapping[Over, timedelta]]
 """How long runs are kept, by workflow and status."""
 
 GRACE = timedelta(minutes=5)
-"""How much longer runs are kept than their logs: clocks differ."""
+"""How much longer runs are kept than their logs, because clocks differ."""
 
 SMALLEST, LARGEST = 10, 1000
-"""How many runs are removed at once."""
+"""The number of runs removed at once."""
 
 TARGET = 0.002
 """How many seconds a batch should take: other writers wait for the store about this long."""
@@ -44,7 +44,7 @@ _PAGE = 500
 
 
 class Kind(NamedTuple):
-    """The runs of a workflow that ended in one way, and for how long they are kept."""
+    """The runs of a workflow that ended with a given status, and how long they are kept."""
 
     workflow: str
     status: Over
@@ -52,14 +52,14 @@ class Kind(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """How many runs of a kind were removed, or would be."""
+    """How many runs of a kind were removed."""
 
     kind: Kind
     runs: int
 
 
 def kinds_of(policies: Policies) -> list[Kind]:
-    """Return what the policies remove; nothing is removed before the floor."""
+    """Return what the policies remove; no run is removed before `FLOOR`."""
     return [
         Kind(workflow, status, max(span, FLOOR))
         for workflow, spans in sorted(policies.items())
@@ -68,9 +68,9 @@ def kinds_of(policies: Policies) -> list[Kind]:
 
 
 class Pace:
-    """How many runs to remove next and how long to wait then, from the time that it took before.
+    """The size of the next batch and the pause after it, adapted to the store's speed.
 
-    A store that is busy, or slow, answers later: batches become smaller and pauses longer.
+    If the store is busy or slow, batches become smaller and pauses longer.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Pace:
         self.pause = 0.0
 
     def took(self, seconds: float, behind: timedelta = timedelta(0)) -> None:
-        """Adapt to a batch that took so long, `behind` after the removal began."""
+        """Adapt to a batch that took `seconds`, `behind` after the removal began."""
         wanted = self.limit * TARGET / max(seconds, 1e-6)
         self.limit = int(min(max(wanted, self.limit / 2, SMALLEST), self.limit * 2, LARGEST))
         hours = min(max(behind // timedelta(hours=1), 0), 10)
@@ -87,10 +87,10 @@ class Pace:
 
 
 class Pruner:
-    """Removes the runs that their policies no longer keep, as of the time `now`.
+    """Removes the runs that their policies no longer keep, as of `now`.
 
-    Runs that become old enough while it works are left for the next time: their logs were not
-    looked at.
+    Runs that become old enough in the meantime are left for the next pass: their logs were not
+    examined.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Pruner:
         return await self._prune(kind, limit, True)
 
     async def remove_logs(self) -> None:
-        """Remove the logs of the runs that are to be removed, and those whose run is gone."""
+        """Remove the logs of the runs to remove, and those whose run is gone."""
         spans = {(kind.workflow, kind.status): kind.span for kind in self._kinds}
         async for logs in _pages(self._store, self._now - FLOOR):
             owners = await _owners(self._store, logs)
@@ -119,7 +119,7 @@ class Pruner:
         return span is not None and run.updated_at < self._now - span
 
     async def remove(self) -> AsyncGenerator[Removed]:
-        """Remove runs in batches, and yield after each; the pauses follow the store's speed."""
+        """Remove runs in batches, and yield after each; the pauses adapt to the store's speed."""
         pace = Pace()
         for kind in self._kinds:
             count = limit = 0
@@ -132,7 +132,7 @@ class Pruner:
                     yield Removed(kind, count)
 
     async def _prune(self, kind: Kind, limit: int, dry_run: bool = False) -> int:
-        # The store counts from its own time: what has passed since `now` is added.
+        # The store measures age from its own time, so add the time that has passed since `now`.
         passed = max(self._clock.now() - self._now, timedelta(0))
         return await self._store.prune(
             kind.span + GRACE + passed,
@@ -155,7 +155,7 @@ async def remove_logs_of(store: Store, run_id: str) -> None:
 async def remove_old_logs(
     store: Store, statuses: Iterable[RunStatus], workflow: str | None, before: datetime
 ) -> None:
-    """Remove the logs of finished runs that were last updated before a time."""
+    """Remove the logs of finished runs that were last updated before `before`."""
     chosen = tuple(statuses)
     async for logs in _pages(store, before):
         for log, owner in zip(logs, await _owners(store, logs), strict=True):
@@ -171,7 +171,7 @@ def _is_chosen(run: RunSummary, statuses: Sequence[RunStatus], workflow: str | N
 
 
 async def _pages(store: Store, before: datetime) -> AsyncGenerator[list[str]]:
-    """Yield the ids of the logs that were created before a time."""
+    """Yield the ids of the logs that were created before `before`."""
     cursor: str | None = None
     while page := await store.list(prefix=LOG, limit=_PAGE, after=cursor):
         cursor = page[-1].cursor

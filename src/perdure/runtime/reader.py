@@ -1,4 +1,4 @@
-"""What can be asked about the runs of a store: nothing here takes a lease or writes."""
+"""Read the runs of a store, without leases or writes."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, get_args
@@ -74,13 +74,13 @@ class Reader:
     async def _open_runs(
         self, workflow: str | None, tags: Mapping[str, str] | None
     ) -> Sequence[str]:
-        """Return the ids of all runs of a workflow and with the tags that are not over."""
+        """Return the ids of all open runs of a workflow, or with the tags."""
         store = require_search(self.store, "broadcast")
         query = Query(
             statuses=tuple(status for status in get_args(RunStatus) if not is_over(status)),
             workflows=() if workflow is None else (check_id(workflow, "workflow"),),
             tags=_search_tags(tags),
-            # A run that is updated moves behind those that are still to come, not before them.
+            # An updated run then moves behind the runs still to be read, not before them.
             oldest_first=True,
         )
         found: dict[str, None] = {}
@@ -92,9 +92,9 @@ class Reader:
         return list(found)
 
     async def versions(self, workflow: Definition[Any, Any] | str) -> Versions:
-        """Return how many runs of a workflow live on each version, by status.
+        """Return how many open runs of a workflow have each version, by status.
 
-        At most 10,000 runs are looked at; `capped` means that there are more.
+        At most 10,000 runs are examined; `capped` means that there are more.
         """
         name = workflow.name if isinstance(workflow, Definition) else check_id(workflow, "workflow")
         return await count_versions(require_search(self.store, "versions()"), name)
@@ -103,7 +103,7 @@ class Reader:
         store = require_search(self.store, "list_runs(tags=…)")
         runs: list[RunSummary] = []
         while len(runs) < limit:
-            # One search examines a limited number of runs: a page may be short, or empty.
+            # A search examines a limited number of runs, so a page may be short or empty.
             page = await store.search(query, limit - len(runs), after=after)
             runs += page.runs
             if page.cursor is None:
@@ -112,7 +112,7 @@ class Reader:
         return runs
 
     async def _outcome(self, run_id: str, timeout: Duration | None) -> Any:
-        """Return the output of a run when it is over, or raise its error."""
+        """Wait until a run is over, and return its output or raise its error."""
         limit = None if timeout is None else parse_duration(timeout, "timeout")
         async with watching(self.store, self.clock, run_id, timeout=limit) as watch:
             while True:
@@ -120,12 +120,12 @@ class Reader:
                 if sighting is None:
                     raise RunNotFound(run_id)
                 snapshot = await watch.load() if is_over(sighting.status) else None
-                # It may have been started again in the meantime.
+                # The run may have been started again in the meantime.
                 if snapshot is not None and is_over(rest_status(snapshot)):
                     return outcome_of_run(run_id, snapshot, self._types(snapshot))
 
     async def _changes(self, run_id: str) -> AsyncGenerator[Run, None]:
-        """Yield the run as it is, and again after each change, until it is over."""
+        """Yield the run now and after each change, until it is over."""
         last: object = None
         async with watching(self.store, self.clock, run_id, reports=True) as watch:
             while True:
@@ -153,7 +153,7 @@ class Reader:
     async def _current(self, run_id: str, snapshot: Snapshot, is_owned: bool) -> Run:
         if not is_owned:
             return self._run(run_id, snapshot)
-        # Only a step that is running reports in a document.
+        # Only a running step reports progress in a document.
         report = (await read_reports(self.store, [run_id])).get(run_id)
         return _as_owned(self._run(run_id, snapshot, read_report(report)))
 
@@ -173,13 +173,13 @@ class Reader:
         return run_of(run_id, snapshot, self._types(snapshot), report)
 
     def _types(self, snapshot: Snapshot) -> Types:
-        """Return the types of a run whose workflow is known here."""
+        """Return the types of a run whose workflow is known."""
         if (name := snapshot.get("workflowName")) not in self.registry.names:
             return Types()
         definition = self.registry.newest(name or "")
         types = self._known_types.get(definition)
         if types is None:
-            # Kept: to resolve annotations takes about as long as to read a small run.
+            # Cached: resolving annotations takes about as long as reading a small run.
             types = self._known_types[definition] = Types(
                 codec.return_type(definition.fn),
                 codec.error_type(definition.fn),
@@ -194,12 +194,12 @@ def _search_tags(tags: Mapping[str, str] | None) -> tuple[str, ...]:
 
 
 def _as_owned(run: Run) -> Run:
-    # The snapshot of a run that has just been claimed says what it was before.
+    # The snapshot of a run that was just claimed has the previous status.
     return run if run.over else replace(run, status="running")
 
 
 def _visible(run: Run) -> object:
-    """Return what callers of `watch` want to know about, in a form that can be compared."""
+    """Return the part of a run that callers of `watch` see, in a comparable form."""
     steps = [(step.key, step.at, step.attempts) for step in run.history]
     return run.status, steps, run.pending, run.progress, run.note, run.tags, run.reason
 

@@ -21,11 +21,11 @@ from perdure.store import Drivable
 _SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
     each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW, MAINTENANCE_WORKFLOW)
 }
-"""The engine's own workflows, which every runtime drives and no list shows."""
+"""The engine's own workflows, which every runtime executes and no list shows."""
 
 
 class Registry:
-    """The definitions a runtime knows, by name and version."""
+    """The definitions that a runtime knows, by name and version."""
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
@@ -72,12 +72,12 @@ class Registry:
 
     @property
     def drives(self) -> list[Drivable]:
-        """The versions of each workflow that can be driven here."""
+        """The versions of each workflow that can be executed here."""
         return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
 
     @property
     def drives_with_system(self) -> list[Drivable]:
-        """The versions of each workflow that can be driven here, the engine's own included."""
+        """The versions of each workflow that can be executed here, including the engine's own."""
         own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
         return [*self.drives, *own]
 
@@ -104,8 +104,8 @@ class Registry:
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
 
-        A run of a newer version than is known here is left to a process that knows it. One that is
-        bound to no version is bound to the newest.
+        A run of a newer version than any known one is left to a process that knows it. A run that
+        is not bound to a version is bound to the newest.
         """
         versions = self._versions(name := snapshot.get("workflowName") or "")
         newest = versions[max(versions)] if versions else self.newest(name)
@@ -128,13 +128,14 @@ class Registry:
             )
         generation = generation_of(snapshot.get("metadata"))
         try:
-            # A copy, which it may change in place: the stored run must still be known to be old.
+            # Pass a copy, because the function may change it in place; the stored run must stay
+            # old.
             migrated = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
             raise VersionMismatch(run_id, stored, newest.version, hint) from error
         metadata = {**(migrated.get("metadata") or {}), **newest.identity}
-        # Whatever the migration did to the metadata: steps must keep their idempotency keys.
+        # Restored whatever the migration did, because steps must keep their idempotency keys.
         set_generation(metadata, generation)
         migrated["metadata"] = metadata
         return newest, migrated

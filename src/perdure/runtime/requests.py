@@ -1,8 +1,9 @@
-"""What an operator asks of a run: a verb, with who asks and why.
+"""Requests to runs: a verb, with the operator and the reason.
 
-A run at rest is changed by the process that was asked. A run that another process owns receives the
-request as a message, and its owner applies it: neither a crash of the one nor of the other loses or
-repeats it. The act, who did what and why, is part of the write that changes the run.
+A run at rest is changed by the process that got the request. A run that another process owns
+receives the request as a message, and its owner applies it, so that a crash of either process
+neither loses nor repeats it. The act (who did what, and why) is part of the write that changes the
+run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,9 +39,9 @@ Verb: TypeAlias = Literal[
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """A verb for one run.
 
-    `id` is unlike that of any other request. `by` is empty if a program asks that does not act for
-    an operator: then no act is recorded. `step` is the key of a record, the id of a wait or the
-    name of an event; `value` is JSON. With `undo`, the steps of a cancelled run are undone.
+    `id` is unique. `by` is empty if the request does not come from an operator; then no act is
+    recorded. `step` is the key of a record, the id of a wait or the name of an event; `value` is
+    JSON. With `undo`, the steps of a cancelled run are undone.
     """
 
     id: str
@@ -54,7 +55,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Requested(NamedTuple):
-    """A request in a run's inbox; `message_id` is what the write that applies it consumes."""
+    """A request in a run's inbox; the write that applies it consumes `message_id`."""
 
     message_id: str
     request: Request
@@ -64,7 +65,7 @@ _decoder = msgspec.json.Decoder(Request)
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the payload of the message that contains a request."""
+    """Encode a request as the payload of a message."""
     return codec.dumps(request)
 
 
@@ -80,7 +81,7 @@ def requests_in(messages: Iterable[Message]) -> list[Requested]:
 def cancel_in(requests: Sequence[Requested], rollback: object = None) -> Request | None:
     """Return the first request that does not wait for the end of a step, if there is one.
 
-    A run that is being undone is not cancelled once more, except to leave the rest as it is.
+    A run that is being rolled back is not cancelled again, except to stop the rollback.
     """
     cancels = (each.request for each in requests if each.request.verb == "cancel")
     return next((each for each in cancels if rollback is None or not each.undo), None)

@@ -1,7 +1,7 @@
-"""What a rollback means for the verbs that change a run.
+"""How rollbacks affect the verbs that change a run.
 
-The value of a step that was undone must not answer any call again. So a run that was undone is
-continued from the first step that was undone, in the next generation, or not at all.
+The value of an undone step must not answer any call again. So a run that was rolled back continues
+from the first undone step, in the next generation, or not at all.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from perdure.snapshot.rollback import UNDO, being_undone, last_valid_start
 
 
 def check_not_undoing(run: RunEdit, request: Request) -> None:
-    """Raise `Refused` while the steps of the run are being undone."""
+    """Raise `Refused` while the run is being rolled back."""
     if run.history.rollback is not None and not run.was_over:
         reason = "its steps are being undone; wait until it has ended"
         raise Refused(run.run_id, request.verb, reason)
 
 
 def check_undo_step(run: RunEdit, request: Request) -> None:
-    """Raise `Refused` if a step is named whose run is or was undone, or an undo that is not due."""
+    """Raise `Refused` for a step of a rolled-back run, or for an undo that is not due."""
     is_undone = run.history.rollback is not None
     if not request.step.startswith(UNDO):
         if is_undone:
@@ -35,7 +35,7 @@ def check_undo_step(run: RunEdit, request: Request) -> None:
 
 
 def check_valid_start(run: RunEdit, request: Request) -> None:
-    """Raise `Refused` if a run that continues at a step would keep records that were undone."""
+    """Raise `Refused` if a run that continues at a step would keep records of undone steps."""
     start = last_valid_start(run.history.steps(), request.step)
     if start != request.step:
         reason = f"step {start!r} was undone after it; choose that step or an earlier one"
@@ -43,32 +43,32 @@ def check_valid_start(run: RunEdit, request: Request) -> None:
 
 
 def continue_rollback(run: RunEdit) -> str:
-    """Let a worker try again the undos that failed."""
+    """Let a worker retry the undos that failed."""
     owed = repeat_undos(run.history)
     run.continue_run()
     return f"not undone: {', '.join(owed)}"
 
 
 def start_over(run: RunEdit) -> None:
-    """Drop the records of steps that were undone and must run again, and all later ones."""
+    """Drop the records of undone steps, which must run again, and all later records."""
     if (start := first_to_repeat(run.history, run.stored)) is not None:
         drop_records(run, start)
-    # Even when all that was undone belongs to scopes whose failures the function handled.
+    # Even if all undone steps belong to scopes whose failures the function handled.
     run.history.rollback = None
 
 
 def drop_records(run: RunEdit, start: str) -> list[str]:
-    """Drop the record of a step and all later ones; return their keys."""
+    """Drop the record of a step and all later records; return their keys."""
     children = run.history.open_children()
     dropped, is_next = drop_from(run.history, start)
     if is_next:
-        # In the same generation the calls find the same runs again.
+        # In the same generation, the calls would find the same runs again.
         _cancel_dropped(run, children)
     return dropped
 
 
 def _cancel_dropped(run: RunEdit, children: Sequence[str]) -> None:
-    """Cancel those of the children whose calls were dropped."""
+    """Cancel the children whose calls were dropped."""
     kept = set(run.history.open_children())
     dropped = [child for child in children if child not in kept]
     run.history.cancel_runs("~rewind", dropped, isoformat(run.now))

@@ -1,8 +1,8 @@
-"""How runs are taken from queues: in turns, and within the limits of their queue.
+"""Take runs from queues, in turn and within the limits of their queue.
 
-One round asks which keys of a queue have due runs, and how many there are; claims permits for them;
-claims as many runs as there are permits; and returns the permits that are left. Permits come first:
-a worker that claimed the runs first would take the heads of saturated keys again and again.
+A round asks which keys of a queue have due runs, and how many; claims permits for them; claims as
+many runs as it has permits; and returns the remaining permits. Permits come first: a worker that
+claimed runs first would take the first runs of saturated keys again and again.
 """
 
 import logging
@@ -18,39 +18,39 @@ from perdure.store import Drivable, Grant
 logger = logging.getLogger(__name__)
 
 KEYS = 100
-"""How many keys of a queue a round looks at."""
+"""The maximum number of keys of a queue that a round looks at."""
 
 FEWEST_KEYS = 16
-"""How many it looks at although there is room for fewer runs: some may be saturated."""
+"""The minimum number, even if there is room for fewer runs: some keys may be saturated."""
 
 MOST_SERVED = 10 * KEYS
-"""Of how many keys it is remembered when they were served last."""
+"""The maximum number of keys whose last turn is remembered."""
 
 SHORTEST_PAUSE = 0.001
 
 LATER = timedelta(seconds=1)
-"""When a run that keeps to the limits of a queue without being in it is claimed again."""
+"""When a run is claimed again that observes the limits of a queue without being in it."""
 
 CLEANUP_INTERVAL = 600.0
-"""How often, in seconds, permits of keys that are no longer in use are looked for."""
+"""How often, in seconds, permits of unused keys are cleaned up."""
 
 Claim: TypeAlias = Callable[[int, Mapping[str, int]], Awaitable[Sequence[Grant]]]
 
 
 class Turn(NamedTuple):
-    """A run that may be driven, and the permits it needs while it is."""
+    """A run that may be executed, and the permits that it needs in the meantime."""
 
     grant: Grant
     hold: Hold | None = None
 
     def end(self) -> None:
-        """Return the permits to their pools: the run is no longer driven."""
+        """Return the permits to their pools, because the run is no longer executed."""
         if self.hold is not None:
             self.hold.end()
 
 
 class Asked(NamedTuple):
-    """What a round is asked for: up to `room` runs that are due at `now`, leased by `claim`."""
+    """The request of a round: up to `room` runs that are due at `now`, leased by `claim`."""
 
     room: int
     drives: Sequence[Drivable]
@@ -61,8 +61,8 @@ class Asked(NamedTuple):
 class ServedQueue:
     """One queue, whose keys take turns.
 
-    `pause` is in how many seconds another round may find more runs, or `None` if there are none.
-    `next_names` are the keys with due runs that the last round had no room for.
+    `pause` is after how many seconds another round may find more runs, or `None` if there are none.
+    `next_names` are the keys with due runs for which the last round had no room.
     """
 
     def __init__(self, queue: Queue, permits: Permits, touched: set[Pool]) -> None:
@@ -93,7 +93,7 @@ class ServedQueue:
         else:
             most = self._spread(dict.fromkeys(considered, asked.room), asked.room)
         if most or all(pool.free for pool in shared):
-            # It was not for want of permits that all keys share, so others have their turn.
+            # The shared permits were not the bottleneck, so the next keys get their turn.
             self._last = names[-1]
         turns: list[Turn] = []
         if most:
@@ -107,7 +107,7 @@ class ServedQueue:
         return turns
 
     async def permit(self, name: str, grant: Grant) -> Turn | None:
-        """Return a run that is in no queue with the permits of this one, or release it."""
+        """Return a run in no queue with permits of this queue, or release it."""
         pools = self._pools(name)
         self._touched.update(pools)
         await self._permits.claim(dict.fromkeys(pools, 1))
@@ -119,7 +119,7 @@ class ServedQueue:
     async def _turns(
         self, grants: Sequence[Grant], pools: Mapping[str, Sequence[Pool]]
     ) -> list[Turn]:
-        """Return runs with their permits, except those whose permit was lost in the meantime."""
+        """Return runs with their permits, except those that lost a permit in the meantime."""
         turns: list[Turn] = []
         for grant in grants:
             needed = pools[grant.queue]
@@ -130,15 +130,14 @@ class ServedQueue:
         return turns
 
     def _in_turn(self, pools: Mapping[str, Sequence[Pool]], room: int) -> list[str]:
-        """Return the keys to look at: of those that need not wait, the ones that were served least
-        recently.
+        """Return the keys to look at: the least recently served ones that need not wait.
 
-        Not simply the next ones by name: a key whose runs take long would often be passed over.
+        Not simply the next ones by name: a key with long runs would often be passed over.
         """
         blocked = {name: self._blocked(needed) for name, needed in pools.items()}
         ready = [name for name in pools if not blocked[name]]
         if len(ready) < room:
-            # Otherwise the others have to wait for their turn anyway.
+            # Otherwise the remaining keys have to wait for their turn anyway.
             self._wait_for(pool for each in blocked.values() for pool in each)
         if not self.queue.fair:
             return ready
@@ -150,20 +149,22 @@ class ServedQueue:
         return ready[:considered]
 
     async def _due_names(self, now: datetime) -> list[str]:
-        """Return keys that have due runs: those after the last one first."""
+        """Return keys that have due runs, beginning after the last key."""
         name = self.queue.name
         after = self._last if self._has_many else ""
         store = self._permits.store
         page = [*await store.queues(now, KEYS + 1, prefix=name, after=after)]
         if after and len(page) <= KEYS:
-            # The end of the list: without its beginning, the last keys would share all the room.
+            # Continue at the beginning of the list: otherwise the last keys would share all the
+            # room.
             first = await store.queues(now, KEYS + 1 - len(page), prefix=name)
             page += (each for each in first if each <= after)
         self._has_many = len(page) > KEYS
         page = page[:KEYS]
         own = [each for each in page if each == name or each.startswith(f"{name}/")]
         if page and not own:
-            # Queues whose names begin alike; the next round begins after them.
+            # These are other queues whose names have the same beginning; the next round starts
+            # after them.
             self._last = page[-1]
         later = [each for each in own if each > self._last]
         return later + [each for each in own if each <= self._last]
@@ -184,7 +185,7 @@ class ServedQueue:
             found = await self._count_due(open_names, asked)
             if not found:
                 return {}
-        # Not more than there are runs: what is claimed for nothing keeps others waiting.
+        # No more than there are runs: unused permits would keep other workers waiting.
         each = asked.room if not self.queue.fair else -(-found // len(open_names))
         wanted = self._wanted(pools, found, each)
         self._touched.update(wanted)
@@ -200,20 +201,20 @@ class ServedQueue:
         return spread
 
     def _blocked(self, pools: Iterable[Pool]) -> list[Pool]:
-        """Return the pools for which runs must wait: a claim has just found no permit there."""
+        """Return the pools for which runs must wait, because a claim just found no permit there."""
         now = self._permits.clock.monotonic()
         return [pool for pool in pools if not pool.free and pool.look_at > now]
 
     def _wait_for(self, pools: Iterable[Pool]) -> None:
         now = self._permits.clock.monotonic()
         for pool in pools:
-            # Even if that time has come since the claim: runs still wait for these permits, and
+            # Even if that time has passed since the claim: runs still wait for these permits, and
             # without a pause the queue would count as empty.
             if not pool.free and pool.look_at:
                 self._look_again_in(pool.look_at - now)
 
     def _look_again_in(self, seconds: float) -> None:
-        # Not a fraction of what clocks can tell apart.
+        # Never shorter than the resolution of clocks.
         seconds = max(seconds, SHORTEST_PAUSE)
         self.pause = seconds if self.pause is None else min(self.pause, seconds)
 
@@ -222,14 +223,14 @@ class ServedQueue:
     ) -> bool:
         """Return whether more permits might be claimed than there are runs.
 
-        Not if each key has one run at most, as far as there is room, or if no permits are claimed
-        because runs that have ended left enough. Keys may have no run that can be driven here.
+        That cannot happen if there is room for only one run per key, or if ended runs left enough
+        permits. Keys may have no run that can be executed here.
         """
         enough = all(pool.free >= room for name in names for pool in pools[name])
         return self._was_empty or not (enough or len(names) >= room)
 
     async def _count_due(self, names: Sequence[str], asked: Asked) -> int:
-        """Return how many runs could be claimed if there were permits."""
+        """Return how many runs could be claimed if there were enough permits."""
         room = asked.room
         most = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
         store = self._permits.store
@@ -248,9 +249,9 @@ class ServedQueue:
         return {pool for needed in pools.values() for pool in needed[:whole]}
 
     def _spread(self, most: Mapping[str, int], total: int) -> dict[str, int]:
-        """Distribute runs over keys, in turn, up to what each may have.
+        """Distribute runs over keys, in turn, up to the limit of each.
 
-        Without fairness each gets what it may, and a claim takes the earliest of all.
+        Without fairness, each key gets its limit, and the claim takes the earliest runs of all.
         """
         if not self.queue.fair:
             return {name: min(n, total) for name, n in most.items() if n and total}
@@ -278,7 +279,7 @@ def _hold_of(pools: Sequence[Pool]) -> Hold | None:
 
 
 class Rounds:
-    """Takes runs from the queues that a process serves; the queues, too, take turns."""
+    """Takes runs from the queues that a process serves; the queues also take turns."""
 
     def __init__(self, permits: Permits) -> None:
         self.paused: frozenset[str] = frozenset()
@@ -291,7 +292,7 @@ class Rounds:
 
     @property
     def pause(self) -> float | None:
-        """In how many seconds another round may find more runs, or `None` if there are none."""
+        """After how many seconds another round may find more runs, or `None` if there are none."""
         return min((each.pause for each in self._served if each.pause is not None), default=None)
 
     def serve(self, queues: Iterable[Queue]) -> None:
@@ -304,7 +305,7 @@ class Rounds:
                 self._served.append(ServedQueue(queue, self._permits, self._touched))
 
     def begin(self) -> None:
-        """Begin a round: permits that become free from now on are for the next one."""
+        """Begin a round; permits that become free from now on are for the next one."""
         for pool in self._touched:
             pool.fresh.clear()
 
@@ -313,14 +314,14 @@ class Rounds:
     ) -> list[Turn]:
         """Return up to `room` runs with their permits; `claim` leases them.
 
-        They are due at `now`: by default, at the store's time as far as its grants have told.
+        They are due at `now`, by default the store's time as estimated from its grants.
         """
         at = now or self._clock.now() + self._ahead
         turns: list[Turn] = []
 
         async def timed_claim(most: int, queues: Mapping[str, int]) -> Sequence[Grant]:
-            # The time before the call: with a later one, a process that stalls would take the
-            # store's clock to be behind, and miss the runs that have just become due.
+            # The time before the call: with a later one, a stalled process would conclude that the
+            # store's clock is behind, and miss the runs that have just become due.
             asked_at = self._clock.now()
             grants = await claim(most, queues)
             if grants:
@@ -330,7 +331,7 @@ class Rounds:
         self._served.append(self._served.pop(0))
         try:
             for number, each in enumerate(self._served):
-                # What one queue does not need is for the next.
+                # Room that one queue does not need goes to the next.
                 share = -(-(room - len(turns)) // (len(self._served) - number))
                 each.pause, each.next_names = None, ()
                 if share and each.queue.name not in self.paused:
@@ -353,8 +354,10 @@ class Rounds:
         await self._permits.return_idle(touched)
 
     async def return_unneeded(self) -> None:
-        """Return the permits that no run uses, except those that the next round needs: of runs that
-        ended during this one, and of keys that are next in turn.
+        """Return the unused permits, except those that the next round needs.
+
+        It needs the permits of runs that ended during this round, and those of keys that are next
+        in turn.
         """
         names = (name for each in self._served for name in each.next_names)
         kept = {pool for name in names for pool in self._permits.pools_of_key(name) if pool.free}
@@ -363,7 +366,7 @@ class Rounds:
         await self._permits.return_idle(touched, keep_fresh=True)
 
     async def clean_up(self) -> None:
-        """Delete the permits of keys that are no longer in use, from time to time."""
+        """Occasionally delete the permits of unused keys."""
         if self._clock.monotonic() - self._cleaned_at < CLEANUP_INTERVAL:
             return
         self._cleaned_at = self._clock.monotonic()

@@ -30,7 +30,7 @@ from perdure.snapshot.record import result_of
 from perdure.snapshot.rollback import failures_in, owed_in, rollback_of
 
 if TYPE_CHECKING:
-    # Type checkers bring it along; Python itself has defaults of type variables from 3.13 on.
+    # Type checkers include this module; Python itself supports TypeVar defaults only since 3.13.
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     T_co = TypeVarWithDefault("T_co", default=Any, covariant=True)
@@ -41,10 +41,10 @@ else:
 class Wait(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A wait of a suspended run: for a time, an event, or an event until a time.
 
-    For the next attempt of a step, `attempt` is the number of the one that failed with `error`.
-    `run` is the run whose end is waited for. `token` answers an approval or a callback; `question`,
-    `to`, `options` and `data` are those of an approval. `expires_at` is when it ends without an
-    answer, while `wake_at` may be the time of a reminder.
+    In a wait for the next attempt of a step, `attempt` is the number of the attempt that failed
+    with `error`. `run` is the run whose end is awaited. `token` answers an approval or a callback;
+    `question`, `to`, `options` and `data` belong to an approval. `expires_at` is when the wait ends
+    without an answer, while `wake_at` may be the time of a reminder.
     """
 
     id: str
@@ -62,10 +62,10 @@ class Wait(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class RollbackInfo(msgspec.Struct, frozen=True):
-    """How far the steps of a run were undone, since when, and why.
+    """The rollback of a run: how far it is, since when, and why.
 
-    `error` is that of the run, which failed or was cancelled. Of `steps` that were to be undone,
-    `undone` were. `failures` says for each step, by its key, what kept it from being undone so far.
+    `error` is the error of the run, which failed or was cancelled. `undone` of the `steps` were
+    undone. `failures` maps the keys of steps that could not be undone so far to the reasons.
     """
 
     at: datetime
@@ -77,9 +77,11 @@ class RollbackInfo(msgspec.Struct, frozen=True):
 
 
 class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """One recorded step of a run's history. `traceback` is the text of a failed step's, `run` the
-    id of a run that the step started or waited for. `undo` says that it can be undone; the record
-    of its undo has the key `~undo:<key>`.
+    """One recorded step of a run's history.
+
+    `traceback` is the text of a failed step's traceback, `run` is the id of the run that the step
+    started or waited for. `undo` says that the step can be undone; the record of its undo has the
+    key `~undo:<key>`.
     """
 
     key: str
@@ -99,15 +101,15 @@ class StepInfo(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 class Run(msgspec.Struct, Generic[T_co], frozen=True, repr_omit_defaults=True):
     """A run as it was when it was read.
 
-    `output` is set when it is completed, `error` when it failed or was cancelled, `pending` while
-    it waits. `version` is 0 until the first owner of the run has bound it to one. `traceback` is
-    the text of the error's traceback, or an empty string. `reason` says why it is paused.
-    `deadline` is when it must have ended, as soon as that is fixed. `progress` (from 0 to 1) and
-    `note` are what the function last reported. `parent` is the id of the run that started it,
-    `children` are those of the runs that it called or started one by one; those of `step.map_runs`
-    are found by `list_runs(prefix=…)` with the id in the step's `run`. `metadata` is what was
-    stored with it by `trigger(metadata=)` and middleware. `rollback` is set as soon as its steps
-    are undone because it failed or was cancelled.
+    `output` is set when the run is completed, `error` when it failed or was cancelled, `pending`
+    while it waits. `version` is 0 until the first owner has bound the run to a version. `traceback`
+    is the text of the error's traceback, or an empty string. `reason` is why the run is paused.
+    `deadline` is when it must have ended, once that is fixed. `progress` (from 0 to 1) and `note`
+    are what the function last reported. `parent` is the id of the run that started it, `children`
+    are the ids of the runs that it called or started one by one; the runs of `step.map_runs` are
+    found by `list_runs(prefix=…)` with the id in the step's `run`. `metadata` was stored by
+    `trigger(metadata=)` and middleware. `rollback` is set once steps are undone because the run
+    failed or was cancelled.
     """
 
     id: str
@@ -139,8 +141,9 @@ class Run(msgspec.Struct, Generic[T_co], frozen=True, repr_omit_defaults=True):
 
 
 class Types(msgspec.Struct, frozen=True):
-    """The types of a run's output and of its errors, as far as they are known here: those of the
-    annotations, the declared ones, and where exception classes are looked up.
+    """The known types of a run's output and errors.
+
+    These are the annotated types, the declared types, and the scope for exception classes.
     """
 
     output: object = None
@@ -152,7 +155,7 @@ class Types(msgspec.Struct, frozen=True):
 def run_of(
     run_id: str, snapshot: Snapshot, types: Types, report: Mapping[str, Any] | None = None
 ) -> Run:
-    """Return the run in a snapshot; `report` is one that was written beside the snapshot."""
+    """Return the run in a snapshot; `report` was written beside the snapshot."""
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
     created = created_at_of(metadata)
@@ -183,7 +186,7 @@ def run_of(
 
 
 def _rollback(snapshot: Snapshot, types: Types) -> RollbackInfo | None:
-    """Return how far the steps of a run were undone; `None` if that has not begun."""
+    """Return the rollback of a run, or `None` if it was not rolled back."""
     mark = rollback_of(snapshot)
     if mark is None:
         return None
@@ -198,7 +201,7 @@ def _rollback(snapshot: Snapshot, types: Types) -> RollbackInfo | None:
 
 
 def _children(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the ids of the runs that a run called or started one by one, in that order."""
+    """Return the ids of the runs that a run called or started one by one, in order."""
     steps: list[Any] = [*snapshot["steps"].values()]
     recorded = (
         step.get("run", "")
@@ -230,8 +233,8 @@ def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
 def latest_report(
     stored: Mapping[str, Any] | None, beside: Mapping[str, Any] | None, created: str
 ) -> Mapping[str, Any]:
-    """Return the report that was written last; an empty one if there is none."""
-    # One from before the run was started again is about another payload.
+    """Return the latest report, or an empty one."""
+    # A report from before the run was restarted belongs to another payload.
     if beside is not None and str(beside.get("at", "")) < created:
         beside = None
     known = [report for report in (stored, beside) if isinstance(report, Mapping)]
@@ -239,7 +242,7 @@ def latest_report(
 
 
 def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWHERE) -> StepInfo:
-    """Return a record as a `StepInfo`; a value of a user's class is shown as its fields."""
+    """Return a record as a `StepInfo`; a value of a user's class becomes a dict of its fields."""
     error: object = None
     if not record["ok"]:
         result, _ = result_of(record, key, lambda: None, scope)
@@ -279,7 +282,7 @@ def _output(block: Mapping[str, Any], types: Types) -> object:
         try:
             return codec.decode(data, types.output, typed=True, types=types.declared)
         except CodecError:
-            # Without its definition here, an output is shown as its fields.
+            # Without the definition, an output is shown as its fields.
             if types.output is not None:
                 raise
     return _shown(data)
@@ -290,7 +293,7 @@ def _error(block: Mapping[str, Any], types: Types) -> Any:
 
 
 def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseException | None]:
-    """Return the error of a run that failed, and the exception that stands for it."""
+    """Return the error of a failed run, and the corresponding exception."""
     record: Any = block.get("error")
     if not isinstance(record, Mapping):
         return None, None

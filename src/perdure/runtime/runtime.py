@@ -61,21 +61,21 @@ SUSPEND_AFTER = timedelta(seconds=1)
 
 
 class Runtime(Client):
-    """A client that also drives runs: it calls the functions of its workflows.
+    """A client that also executes runs: it calls the functions of its workflows.
 
-    `deps` is what `step.deps` is: a value, an async context manager, or a function without
-    arguments that returns one. It is entered while runs are driven: once for all runs inside
-    `async with runtime` or beside a worker, and otherwise for each call that drives a run.
-    `around` is middleware, the first outermost: it is called around each activation of a run and
-    around each executed step. `lease_ttl` is how long a run stays with a process that died. A wait
-    shorter than `suspend_after` is spent in memory. `on_definition_change` says what to do with a
-    run whose function has changed since it was started, while the version is the same: `"warn"`,
-    `"ignore"`, or `"error"`, which leaves the run to another process. `record_arguments` says how
-    much of the arguments of steps is recorded for people who look at the run: nothing, a
-    `"preview"` of some 256 bytes per step, or `"full"`. `callback_url` is the address at which a
-    `perdure.callbacks.CallbackApp` takes answers. `always_replay` suspends and replays a run after
-    every step: a hard test of a workflow, and slow. `keep` is how long workers keep the finished
-    runs of workflows that do not say so themselves.
+    `deps` becomes `step.deps`: a value, an async context manager, or a function without arguments
+    that returns one. A context manager is entered while runs are executed: once for all runs inside
+    `async with runtime` or with a worker, otherwise for each call that executes a run. `around` is
+    middleware, outermost first: it is called around each activation of a run and around each
+    executed step. `lease_ttl` is how long a run stays with a process that died. Waits shorter than
+    `suspend_after` are spent in memory. `on_definition_change` is what to do with a run whose
+    function has changed since it was started, while the version is the same: `"warn"`, `"ignore"`,
+    or `"error"`, which leaves the run to another process. `record_arguments` is how much of the
+    arguments of steps is recorded for people who look at the run: nothing, a `"preview"` of some
+    256 bytes per step, or `"full"`. `callback_url` is the address of a
+    `perdure.callbacks.CallbackApp`, which receives answers. `always_replay` suspends and replays a
+    run after every step: a hard test of a workflow, and slow. `keep` is how long workers keep the
+    finished runs of workflows without their own `keep`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Runtime(Client):
         await self.close()
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Add middleware, outside all others, for what is done from now on."""
+        """Add middleware as the outermost, for everything from now on."""
         super().add_middleware(middleware)
         self.driver = replace(self.driver, around=self.around)
 
@@ -175,14 +175,13 @@ class Runtime(Client):
         connection: Any = None,
         wait: bool = True,
     ) -> Run:
-        """Start a run and drive it until it ends or is suspended; with `wait=False` only create it
-        for a worker.
+        """Start a run and execute it until it ends or is suspended.
 
-        The payload is checked before anything is written, and the run is durable before the first
-        line of the function. A run with `at` or `delay` is left to a worker, and so is a run in a
-        queue: it must not overtake others; and one that is created in a transaction of the caller,
-        with `connection`. The options are those of `Client.trigger`; an existing run is returned as
-        it is.
+        With `wait=False` it is only created, for a worker. The payload is checked before anything
+        is written, and the run is durable before the first line of the function. Some runs are
+        always left to a worker: those with `at` or `delay`, those in a queue (they must not
+        overtake others), and those created in the caller's transaction with `connection`. The
+        options are the same as in `Client.trigger`; an existing run is returned as it is.
         """
         plan = check_options(
             self.clock.now(),
@@ -207,12 +206,12 @@ class Runtime(Client):
 
     async def _create_and_drive(self, start: Start) -> Run:
         request = self.driver.request(start.run_id, start.snapshot)
-        # Here and below the dependencies come first: no lease expires while they are entered, and
-        # if that fails no run has been claimed.
+        # Here and below, the dependencies are entered first, so that no lease expires in the
+        # meantime, and no run has been claimed if this fails.
         async with self.driver.deps, self.session() as session:
             grant = await session.acquire(request)
             if isinstance(grant, Refusal) and start.is_start_of(await self._load(start.run_id)):
-                # It created the run, and the answer was lost: the same owner may ask again.
+                # This call created the run, but the reply was lost: the same owner may ask again.
                 repeated = LeaseRequest(request.id, request.owner, request.ttl)
                 grant = await session.acquire(repeated)
             if isinstance(grant, Refusal):
@@ -229,11 +228,10 @@ class Runtime(Client):
         dedup_id: str | None = None,
         wait: bool = True,
     ) -> SignalResult:
-        """Send an event to a run. It is neither lost nor doubled, whether or not the run waits for
-        it yet.
+        """Send an event to a run, and continue the run as `resume` does.
 
-        Then continue the run as `resume` does; with `wait=False` leave that to a worker, and do not
-        load the run.
+        The event is neither lost nor duplicated, whether or not the run waits for it yet. With
+        `wait=False` the run is left to a worker, and is not loaded.
         """
         if not check_flag(wait, "wait"):
             return await super().signal(run_id, event, payload, dedup_id=dedup_id)
@@ -245,8 +243,10 @@ class Runtime(Client):
         return replace(result, run=await self._continue(run_id, paused=False))
 
     async def resume(self, run_id: str, *, wait: bool = True) -> Run:
-        """Continue a run as far as it can, also a paused one; one that is over, or owned by another
-        process, is returned as it is. With `wait=False` a worker continues it.
+        """Continue a run as far as possible, even if it is paused.
+
+        A run that is over, or owned by another process, is returned as it is. With `wait=False`, a
+        worker continues the run.
         """
         if not check_flag(wait, "wait"):
             return await super().resume(run_id)
@@ -255,10 +255,10 @@ class Runtime(Client):
     async def cancel(
         self, run_id: str, *, reason: str = "", undo: bool = True, wait: bool = True
     ) -> Run:
-        """Cancel a run. If another process owns it, it is asked to stop, and does so soon.
+        """Cancel a run. If another process owns the run, that process is asked to stop it.
 
-        Steps that can be undone are undone first, unless `undo=False`; that also ends a run whose
-        steps are being undone. With `wait=False` a worker undoes them.
+        Steps that can be undone are undone first, unless `undo=False`, which also ends a run that
+        is being rolled back. With `wait=False`, a worker undoes them.
         """
         if not check_flag(wait, "wait"):
             return await super().cancel(run_id, reason=reason, undo=undo)
@@ -266,8 +266,9 @@ class Runtime(Client):
         return run if run.over else await self._continue(run_id, paused=False)
 
     async def retry(self, run_id: str, *, wait: bool = True) -> Run:
-        """Continue a failed run: the steps that ended it run again, finished ones do not. With
-        `wait=False` a worker continues it.
+        """Continue a failed run: the steps that ended it run again, finished steps do not.
+
+        With `wait=False`, a worker continues it.
         """
         if not check_flag(wait, "wait"):
             return await super().retry(run_id)
@@ -291,7 +292,7 @@ class Runtime(Client):
             return await self._driven(run_id, self.driver.continue_run(session, grant))
 
     async def _leave_to_worker(self, session: Session, grant: Grant) -> Run:
-        """Make a run in a queue due: it takes its turn, and needs permits."""
+        """Make a run in a queue due; it has to wait for its turn, and needs permits."""
         run, is_due = await self._made_due(session, grant, retries=False)
         if is_due:
             wake_workers(self.store)
@@ -300,7 +301,7 @@ class Runtime(Client):
     async def sweep(self, now: datetime | None = None, *, limit: int = 100) -> list[Run]:
         """Continue up to `limit` runs that are due at `now`, and return them.
 
-        A run that cannot be driven is logged and harms no other.
+        A run that cannot be executed is logged, and does not affect others.
         """
         if check_limit(limit) == 0:
             raise InvalidArgument("limit", limit, "an int >= 1")
@@ -382,10 +383,10 @@ class Runtime(Client):
         await self._declare_schedules()
 
     async def declare_retention(self) -> None:
-        """Let workers remove finished runs by the policies of these workflows from now on.
+        """Declare the retention policies of these workflows, for workers to apply from now on.
 
-        Workers do this when they start. Of several versions of a workflow the highest counts, and
-        of several processes with that version the one that declared it last.
+        Workers do this when they start. Of several versions of a workflow, the highest counts, and
+        of several processes with that version, the last one that declared it.
         """
         newest = [self.registry.newest(name) for name in self.registry.names]
         declared = {each.name: self._declared(each) for each in newest}
@@ -406,7 +407,7 @@ class Runtime(Client):
         await self._bus.flush()
 
     async def _driven(self, run_id: str, driving: Awaitable[Rested | None]) -> Run:
-        """Return a run as it was written, or as stored if another owner took it over."""
+        """Return a run as it was written, or as it is stored if another owner took it over."""
         rested = await driving
         if rested is None:
             return await self._require(run_id)
@@ -414,7 +415,7 @@ class Runtime(Client):
 
 
 def _check_url(url: object) -> str:
-    """Return the address of a callback app, with the slash after which tokens follow."""
+    """Return the URL of a callback app with a trailing slash."""
     expected = "a URL that begins with http:// or https://"
     if not isinstance(url, str) or (url and not url.startswith(("http://", "https://"))):
         raise InvalidArgument("callback_url", url, expected)

@@ -1,4 +1,4 @@
-"""What a schedule's run says about the schedule, and how that is changed."""
+"""Read and change a schedule through its run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -16,11 +16,11 @@ from perdure.schedules import OnFailure, Overlap, Schedule, Timing, next_time
 from perdure.snapshot import RunStatus, Snapshot, is_over, rest_status, visible_tags
 
 NEXT_TIMES = 5
-"""How many of its next times a schedule shows."""
+"""How many of its next times a schedule lists."""
 
 
 class ScheduleChanges(TypedDict, total=False):
-    """What can be changed of a schedule."""
+    """The options of a schedule that can be changed."""
 
     payload: Any
     every: Cron | Duration
@@ -49,11 +49,11 @@ class ScheduleOptions(TypedDict, total=False):
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as it was when it was read.
 
-    `next_times` are the nominal times of the next runs; none if it is paused or has ended.
-    `last_at` is that of the run that was started last. `open` are the ids of runs that are not
-    over, `buffered` counts those that wait for them. `missed` counts the times that were left out
-    because no worker ran, `skipped` those that were left out because a run was not over. `reason`
-    says why it is paused. `declared` is the version of the workflow that declared it, or 0.
+    `next_times` are the nominal times of the next runs; empty if it is paused or has ended.
+    `last_at` is the nominal time of the latest run. `open` are the ids of runs that are not over,
+    `buffered` counts the runs that wait for them. `missed` counts the times that were left out
+    because no worker was running, `skipped` those that were left out because a run was not over.
+    `reason` is why it is paused. `declared` is the version of the workflow that declared it, or 0.
     """
 
     name: str
@@ -74,7 +74,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paused(self) -> bool:
-        """Whether it starts no runs until it is unpaused."""
+        """Whether the schedule is paused."""
         return self.status == "paused"
 
     @property
@@ -111,7 +111,7 @@ def options_of(schedule: Schedule) -> dict[str, Any]:
 
 
 def differences_of(asked: Spec, stored: Spec) -> Iterator[str]:
-    """Yield the names of what differs between two schedules."""
+    """Yield the names of the options that differ between two schedules."""
     if asked.workflow != stored.workflow:
         yield "workflow"
     new, old = options_of(schedule_of(asked)), options_of(schedule_of(stored))
@@ -122,11 +122,11 @@ def differences_of(asked: Spec, stored: Spec) -> Iterator[str]:
 
 
 def change_spec(run: RunEdit, spec: Spec) -> None:
-    """Make this the specification of a schedule; its times are considered from now on."""
+    """Replace the specification of a schedule; its times count from now on."""
     given = read_input(run.history.metadata["input"])
     stored, old, new = given.spec, given.spec.timing, spec.timing
     if new.start_at is None and old.start_at is None:
-        # An interval that is changed to itself must not begin again.
+        # An interval that stays the same must not start over.
         new = replace(new, origin=old.origin)
     has_ended = next_time(old, max(stored.since, given.state.last)) is None
     is_changed = _times_of(new) != _times_of(old) or has_ended or run.was_over
@@ -135,7 +135,7 @@ def change_spec(run: RunEdit, spec: Spec) -> None:
     spec = replace(spec, timing=new, since=since, declared=declared)
     run.history.metadata["input"] = encode_input(replace(given, spec=spec))
     if run.was_over:
-        # An operator cancelled it: it begins again.
+        # An operator cancelled the schedule: it starts over.
         run.history.drop(run.history)
     run.continue_run()
 

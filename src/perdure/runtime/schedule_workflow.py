@@ -1,9 +1,9 @@
 """The workflow `~schedule`: each of its runs is a schedule.
 
 The run sleeps until the next time. Then its function decides which runs start, in one recorded
-step: the same write says what was decided and contains the new runs, which are delivered afterwards
-like everything that a run does to others. When it has returned, the run begins again as its next
-generation, with what it must remember as input, and sleeps until the time after that.
+step: the same write records the decision and contains the new runs, which are delivered afterwards
+like all actions on other runs. When it has returned, the run starts over as its next generation,
+with its state as the input, and sleeps until the time after that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ SCHEDULE = "~schedule"
 """The name of the workflow, and of the tag of all runs that a schedule started."""
 
 DONE = "~done"
-"""The event by which a run tells the schedule that it is over, if another one waits for that."""
+"""The event that tells the schedule that a run is over, if another run waits for that."""
 
 MAX_BYTES = 1_000_000
-"""How large the new runs of one write may be together."""
+"""The maximum total size of the new runs in one write."""
 
 BUFFERS = ("buffer_one", "buffer_all")
 SCHEDULED_FOR = "scheduledFor"
@@ -63,8 +63,8 @@ SCHEDULED_FOR = "scheduledFor"
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a schedule starts, and when. Only its users change it.
 
-    `metadata` are those of each run: its input and tags. Times up to `since` are not considered.
-    `declared` is the version of the workflow that declared it, 0 if none did.
+    `metadata` is the metadata of each run: its input and tags. Times up to `since` are ignored.
+    `declared` is the version of the workflow that declared the schedule, or 0.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScheduleInput(msgspec.Struct, frozen=True):
-    """The input of a schedule's run: what it was told, and what it has done."""
+    """The input of a schedule's run: its specification and its state."""
 
     spec: Spec
     state: ScheduleState
@@ -96,16 +96,16 @@ def read_input(data: object) -> ScheduleInput:
 
 def encode_input(given: ScheduleInput) -> Any:
     """Return the input of a schedule's run as JSON."""
-    # Not by way of the codec: the payload in it is encoded already.
+    # Not through the codec: the payload in it is already encoded.
     return msgspec.to_builtins(given)
 
 
 def new_run(
     spec: Spec, time: datetime, now: datetime, random: Random, reply_to: str | None = None
 ) -> NewRun:
-    """Return the run of a nominal time. Its first owner determines the version.
+    """Return the run for a nominal time. Its first owner determines the version.
 
-    `reply_to` is the id of the schedule's run if it must know when this one is over.
+    `reply_to` is the id of the schedule's run if it must be notified when this run is over.
     """
     tags = {**spec.metadata.get("tags", {}), SCHEDULE: system_tag(SCHEDULE, spec.name)}
     metadata = {**spec.metadata, "tags": tags, SCHEDULED_FOR: isoformat(time)}
@@ -126,19 +126,19 @@ def queued_run(
 
 
 class ScheduleDecision(msgspec.Struct, frozen=True):
-    """What the function of a schedule returns: the next input, and when to begin with it."""
+    """The return value of a schedule's function: the next input, and when to begin with it."""
 
     following: ScheduleInput
     decision: Decision
 
 
 async def decide_and_start(step: Step, given: ScheduleInput) -> ScheduleDecision:
-    """Decide what is to be done now, once, and begin to do it."""
+    """Decide once what to do now, and begin to do it."""
     run = current_execution()
     assert run is not None, "a workflow function is called in a run"
 
     async def decide_once() -> str:
-        # As a string, which the codec need not examine: this is most of what a schedule computes.
+        # As a string, which the codec need not inspect: this is most of the work of a schedule.
         return msgspec.json.encode(await _decide(run, given)).decode()
 
     decision = msgspec.json.decode(await step("decide", decide_once), type=Decision)
@@ -146,16 +146,16 @@ async def decide_and_start(step: Step, given: ScheduleInput) -> ScheduleDecision
 
 
 async def _decide(run: Execution, given: ScheduleInput) -> Decision:
-    """Decide, and put the new runs into the outbox: they are part of the write of the decision."""
+    """Decide, and put the new runs into the outbox, which is part of the same write."""
     spec, now = given.spec, run.clock.now()
     try:
         ended = await _runs_that_ended(run, given)
     except StoreError as error:
-        # The schedule has not failed: another attempt follows.
+        # The schedule has not failed: it is tried again.
         raise run.break_off(error) from error.__cause__
     floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
     state = replace(given.state, last=floor)
-    # Large payloads: the write of a decision contains each of its runs.
+    # The write of a decision contains all of its runs, so limit them if payloads are large.
     max_starts = max(MAX_BYTES // len(codec.dumps(spec.metadata)), 1)
     decision = decide(
         spec.name, spec.timing, state, now, ended, max_starts=min(max_starts, MAX_STARTS)
@@ -175,7 +175,7 @@ def _start_and_cancel(run: Execution, spec: Spec, decision: Decision, now: datet
 
 
 def _unpaused_at(run: Execution) -> datetime | None:
-    """Return when the schedule was last unpaused: times before that are left out."""
+    """Return when the schedule was last unpaused; earlier times are skipped."""
     unpaused_at = run.history.metadata.get(UNPAUSED)
     return parse_iso(unpaused_at) if isinstance(unpaused_at, str) else None
 
@@ -194,9 +194,10 @@ async def _runs_that_ended(run: Execution, given: ScheduleInput) -> dict[datetim
 
 
 async def _reported_ends(host: RunHost) -> dict[str, RunEnd]:
-    """Return the runs whose messages say that they are over, by id.
+    """Return the runs that have reported their end, by id.
 
-    A run sends it before its new status is written. It is consumed by the write of the decision.
+    A run sends this message before its new status is written. The write of the decision consumes
+    it.
     """
     messages = [message for message in await host.read_inbox() if message.name == DONE]
     call = POSITION.get()
@@ -239,10 +240,10 @@ class ScheduleWorkflow(SystemWorkflow):
         return read_input(data)
 
     def rest(self, host: RunHost, outcome: ScheduleDecision) -> tuple[ExecutionBlock, Rest]:
-        """Return how the next generation of a schedule is stored, until its next time."""
+        """Return the execution block and the rest of the next generation."""
         following, decision = outcome.following, outcome.decision
         host.history = host.history.next_generation(encode_input(following))
-        # It would be stored with every generation, and nothing compares it.
+        # It would be stored with every generation, but nothing uses it.
         del host.history.metadata["firstInput"]
         if decision.pause:
             edit = RunEdit(host.id, host.history, host.running(), "queued", host.clock.now())

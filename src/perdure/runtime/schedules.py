@@ -1,4 +1,4 @@
-"""Schedules as users see them: creating, listing, pausing, changing and deleting them.
+"""Create, list, pause, change and delete schedules.
 
 schedule = await runtime.schedule("daily", report, every=Cron("0 9 * * *", tz="Europe/Berlin"))
 await schedule.pause(by="ana", why="the warehouse is closed")
@@ -83,7 +83,7 @@ _PATIENCE = timedelta(minutes=1)
 
 
 class ScheduleClient(Starter):
-    """The part of `Client` that concerns schedules. No workflow function is called here."""
+    """The part of `Client` that manages schedules."""
 
     @overload
     async def schedule(
@@ -112,11 +112,10 @@ class ScheduleClient(Starter):
         payload: Any = None,
         **options: Unpack[ScheduleOptions],
     ) -> "ScheduleHandle":
-        """Let workers start runs of a workflow at certain times; the options are those of
-        `Schedule`.
+        """Create a schedule, by which workers start runs; the options are those of `Schedule`.
 
-        The run of a nominal time has the id `name@2030-01-01T09:00:00Z`, in UTC, and the `tags`.
-        The same schedule may be created again; a different one of this name raises
+        The run for a nominal time has the id `name@2030-01-01T09:00:00Z`, in UTC, and the `tags`.
+        Creating the same schedule again is allowed; a different one with this name raises
         `ScheduleConflict`.
         """
         asked: dict[str, Any] = {**options}
@@ -169,7 +168,7 @@ class ScheduleClient(Starter):
         try:
             is_new = await self._create_schedule(spec)
         except InvalidArgument as error:
-            # Its last time is past, and a worker starts without it.
+            # The last time of the schedule has passed; the worker starts without it.
             logger.warning("schedule %r is not created: %s", name, error)
             return
         if is_new:
@@ -182,7 +181,7 @@ class ScheduleClient(Starter):
             logger.info("schedule %r is updated: %s", name, differences)
             await self._change_schedule(name, lambda run: change_spec(run, spec))
         elif stored.declared <= spec.declared:
-            # An older deployment beside a newer one leaves it alone, without a word.
+            # An older deployment beside a newer one leaves it alone, without a warning.
             logger.warning(_NOT_UPDATED, name, differences, spec.declared)
 
     def _spec(
@@ -195,7 +194,7 @@ class ScheduleClient(Starter):
     ) -> Spec:
         name, now = check_name(name), self.clock.now()
         timing = timing_of(schedule, now)
-        # As `trigger` would create it, also in its queue.
+        # As `trigger` would create it, including its queue.
         plan = check_options(now, tags=tags)
         start = self._start(workflow, payload, run_id_at(name, now), plan)
         new = start.new_run()
@@ -231,7 +230,7 @@ class ScheduleClient(Starter):
         metadata = {"input": encode_input(given), **SCHEDULE_WORKFLOW.identity}
         new = queued_run(schedule_id(spec.name), SCHEDULE, metadata, self.clock.now(), self.random)
         if next_time(spec.timing, spec.since) is None and await self.store.load(new.id):
-            # A program that creates it whenever it starts does so after its end, too.
+            # A program that creates the schedule at every start may do so after its end.
             return False
         time = first_time(spec.timing, spec.since)
         new = replace(new, wake_at=planned_start(spec.timing, spec.name, time))
@@ -258,7 +257,7 @@ class ScheduleClient(Starter):
     async def _change_schedule(
         self, name: str, edit: Callable[[RunEdit], None], *, delete: bool = False
     ) -> None:
-        """Change the run of a schedule in one write, after which a worker looks at it."""
+        """Change the run of a schedule in one write, and let a worker continue it."""
         async with self.session() as session:
             while True:
                 run, host = leased_edit(session, await self._lease_schedule(session, name))
@@ -276,8 +275,10 @@ class ScheduleClient(Starter):
         wake_workers(self.store)
 
     async def _lease_schedule(self, session: Session, name: str) -> Grant:
-        """Lease the run of a schedule: a worker has it for some milliseconds at each of its times,
-        or until the lease of a process that died has expired.
+        """Lease the run of a schedule, retrying while it is owned.
+
+        A worker owns it for some milliseconds at each of its times. If its owner died, the lease
+        has to expire first.
         """
         end = self.clock.monotonic() + _PATIENCE.total_seconds()
         while True:
@@ -291,7 +292,7 @@ class ScheduleClient(Starter):
             await self.clock.sleep(_PAUSE)
 
     async def _trigger_schedule(self, name: str, metadata: Mapping[str, Any] = {}) -> Run:
-        """Start the run of the current time, with these metadata besides its own."""
+        """Start the run for the current time, with additional metadata."""
         spec, now = await self._spec_with(name, metadata), self.clock.now()
         time = now.replace(microsecond=now.microsecond // 1000 * 1000)
         [run] = await self._start_now(spec, [time])
@@ -300,7 +301,7 @@ class ScheduleClient(Starter):
     async def _backfill_schedule(
         self, name: str, start: datetime, end: datetime, metadata: Mapping[str, Any] = {}
     ) -> list[Run]:
-        """Start the runs of a period, with these metadata besides their own."""
+        """Start the runs for a period, with additional metadata."""
         start, end = as_utc(start, "start"), as_utc(end, "end")
         if end > self.clock.now():
             raise InvalidArgument("end", end, "a datetime in the past")
@@ -312,7 +313,7 @@ class ScheduleClient(Starter):
         return replace(spec, metadata={**spec.metadata, **metadata})
 
     async def _start_now(self, spec: Spec, times: Sequence[datetime]) -> list[Run]:
-        """Create the runs of these times, and return them, or those that exist already."""
+        """Create the runs for these times; return them, or those that already exist."""
         store, now = require_schedule(self.store, "schedule"), self.clock.now()
         runs: list[Run] = []
         for first in range(0, len(times), BATCH):
@@ -348,7 +349,7 @@ class ScheduleHandle:
         await self._apply("pause", by, why)
 
     async def unpause(self, *, by: str = "", why: str = "") -> None:
-        """Start runs again, from the next time on."""
+        """Start runs again, beginning with the next time."""
         await self._apply("unpause", by, why)
 
     async def trigger(self) -> Run:
@@ -356,16 +357,16 @@ class ScheduleHandle:
         return await self.client._trigger_schedule(self.name)
 
     async def backfill(self, start: datetime, end: datetime) -> list[Run]:
-        """Start the runs of all times from `start` to `end`, at once; those that exist are kept.
+        """Start the runs for all times from `start` to `end` now; existing runs are kept.
 
-        The times may lie before the schedule was created. Overlap policy and jitter do not apply.
+        The times may be before the schedule was created. Overlap policy and jitter do not apply.
         """
         return await self.client._backfill_schedule(self.name, start, end)
 
     async def update(self, **changes: Unpack[ScheduleChanges]) -> None:
-        """Change the schedule from now on; what is not passed stays as it is.
+        """Change the schedule from now on; options that are not passed stay as they are.
 
-        If its times change, those of the old ones that have not been started yet are left out.
+        If its times change, old times whose runs have not started yet are skipped.
         """
         await self.client._update_schedule(self.name, changes)
 

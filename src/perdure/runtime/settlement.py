@@ -1,8 +1,8 @@
-"""How a run that was driven is stored and given up: it has ended, it waits, or it begins again.
+"""Settle a run after its function stopped: it has ended, it waits, or it starts over.
 
-Each way is one fenced write, which replaces snapshot and journal and gives up the lease. A run that
-has ended tells other runs before that write: until then it has an owner, so if this process dies,
-the next one finds the outcome and repeats what is left.
+Each case is one fenced write, which replaces snapshot and journal and releases the lease. The end
+of a run is reported to other runs before that write: until then the run has an owner, so if this
+process dies, the next owner finds the outcome and repeats the rest.
 """
 
 import asyncio
@@ -48,8 +48,9 @@ logger = logging.getLogger(__name__)
 
 
 class Rested(NamedTuple):
-    """A run that was given up: its snapshot as JSON, its status, and how often steps of it were
-    retried since it was leased.
+    """A settled run: its snapshot as JSON, its status, and how often its steps were retried.
+
+    Retries are counted since the run was leased.
     """
 
     data: bytes
@@ -64,9 +65,9 @@ async def leave(
     requests: Sequence[Requested],
     keep: Keep | None,
 ) -> Rested:
-    """Write how the run ended or what it waits for, and give it up.
+    """Write the outcome or the waits of a run, and release it.
 
-    Without a result, the function was unwound: the run was suspended or broken off.
+    Without a result, the function was unwound: the run was suspended or interrupted.
     """
     broken, suspended = host.execution.broken, host.suspended
     if isinstance(broken, ContinuedAsNew):
@@ -114,12 +115,12 @@ def keeps_only_result(
 
 
 async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:
-    """Replace the run by its next generation, due at once, in one fenced write."""
+    """Replace the run with its next generation, due at once, in one fenced write."""
     history, children = host.history, host.history.open_children()
     host.history = following = history.next_generation(data)
     following.metadata.update(definition.identity)
     if children := [*history.metadata.get("children", ()), *children]:
-        # Some may have ended: a loop that starts a run in each generation must stay small.
+        # Drop those that have ended: a loop that starts a run in each generation must not grow.
         store = host.session.store
         tag = parent_tag(host.id)
         following.metadata["children"] = await open_runs(store, tag, children)
@@ -127,7 +128,7 @@ async def _begin_again(host: RunHost, data: object, definition: Definition[Any, 
 
 
 async def end_failed(host: RunHost, error: StoreError) -> Rested:
-    """End a run that the store does not accept as it is; without its records if need be."""
+    """End a run that the store rejects as it is, if necessary without its records."""
     try:
         return await _write_failed(host, error)
     except ValueTooLarge:
@@ -152,7 +153,7 @@ async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> Res
 async def _end(
     host: RunHost, block: ExecutionBlock, rest: Rest, *, drops_records: bool = False
 ) -> Rested:
-    """Store that a run has ended, or that its steps are undone first."""
+    """Store that a run has ended, or that its steps have to be undone first."""
     block, rest = end_or_undo(host, block, rest)
     if host.history.rollback is not None:
         cancel_children(host.history, host.clock.now())
@@ -178,35 +179,37 @@ async def _settle(
     *,
     drops_records: bool = False,
 ) -> Rested:
-    """Store how a run is left. If it has ended, other runs learn of it before it is given up."""
+    """Store the state of a run. If it has ended, report that to other runs before releasing it."""
     if is_over(rest.status):
         await _tell_others(host, block)
-        # A request to be told of the end, which arrives only now, makes the run due.
+        # A request for the outcome that arrives only now makes the run due.
         rest = replace(rest, wake_at=None, awaits=(WATCH,))
     history = host.history
     if drops_records:
-        # At no cost: the rest replaces all that was stored.
+        # This costs nothing, because the rest replaces everything that was stored.
         host.history = history.without_records()
     try:
         data = await host.settle(block, rest, (*consumes, *host.leftovers))
     except StoreError:
-        # If it is the output that the store does not accept, the run is stored as failed, and a
-        # retry needs the records.
+        # If it is the output that the store rejects, the run is stored as failed, and a retry needs
+        # the records.
         host.history = history
         raise
     return Rested(data, rest.status, host.retries)
 
 
 async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
-    """Make the end durable, cancel children and answer the run that waits; or do nothing."""
+    """If necessary, make the end durable, cancel children and answer the waiting run."""
     history = host.history
     if history.rollback is None:
-        # Otherwise they were cancelled when that began.
+        # Otherwise they were cancelled when the rollback began.
         cancel_children(history, host.clock.now())
     if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
         return
     ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
     try:
+        # The outcome is durable before it is reported: if this process dies in between, the next
+        # owner reports the same one.
         await host.append_outcome(block)
         await host.outbox.drain()
         await report_end(host.session, host.id, codec.loads(codec.dumps(ended)))
@@ -216,7 +219,7 @@ async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
 
 
 async def apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
-    """Apply what operators asked for, in one write."""
+    """Apply the requests of operators in one write."""
     apply_all(edit, [each.request for each in requests])
     consumes = [each.message_id for each in requests]
     rested = await _settle(host, *edit.rest(host), consumes)
@@ -226,7 +229,7 @@ async def apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Reques
 
 def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
     """Return the edit of a run whose function was unwound for a request."""
-    # A branch that was halted has a step to run: the run is to be continued.
+    # A branch that was halted still has a step to run, so the run must continue.
     is_halted = waits is None or any(wait["id"].startswith(REPLAY) for wait in waits)
     return _edit_of(host, "queued" if is_halted else "suspended")
 
@@ -241,7 +244,7 @@ def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
 
 
 async def _pause(host: RunHost, reason: str) -> Rested:
-    """Pause a run that cannot continue until an operator has changed it."""
+    """Pause a run that cannot continue until an operator changes it."""
     logger.error("run %r is paused: %s", host.id, reason)
     edit = _edit_of(host, "queued")
     edit.make("paused", reason=reason)
@@ -249,7 +252,7 @@ async def _pause(host: RunHost, reason: str) -> Rested:
 
 
 async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> Rested:
-    """Replace a run of the engine by its next generation, which begins at its next time."""
+    """Replace a run of the engine with its next generation, which begins at its next time."""
     rested = await _settle(host, *definition.rest(host, outcome))
-    # It is queued, but not to be continued here and now.
+    # It is queued, but must not be continued here and now.
     return rested._replace(status="suspended")

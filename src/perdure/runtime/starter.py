@@ -1,4 +1,4 @@
-"""Starting runs: what `trigger` and `trigger_many` write, and what they do if an id is taken."""
+"""Start runs: what `trigger` and `trigger_many` write, and what they do if an id is taken."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -42,21 +42,21 @@ P = TypeVar("P")
 T = TypeVar("T")
 
 BATCH = 500
-"""How many runs or messages are written at once."""
+"""The maximum number of runs or messages in one write."""
 
 PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.5)
-"""How long, in seconds, a call waits for another process that changes a run that is over."""
+"""How long, in seconds, a call waits for another process to finish changing a run."""
 
 
 class Changed(NamedTuple):
-    """A run, and whether this call has made it due."""
+    """A run, and whether this call made it due."""
 
     run: Run
     is_due: bool
 
 
 class Starter(Reader):
-    """Creates runs in one store, for workers. No workflow function is called here."""
+    """Creates runs in a store, for workers."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Starter(Reader):
         super().__init__(_open(store), workflows, clock)
         self.around = check_middleware(around)
         self._owns_store = isinstance(store, str)
-        # For people who look at the store; it may contain a password.
+        # For display only; it may contain a password.
         self.url = store if isinstance(store, str) else ""
         for require in (require_journal, require_lease, require_schedule):
             require(self.store, type(self).__name__)
@@ -93,7 +93,7 @@ class Starter(Reader):
         self.registry.add(definition)
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Add middleware, outside all others, for what is done from now on."""
+        """Add middleware as the outermost, for everything from now on."""
         self.around = check_middleware([middleware, *self.around])
 
     def session(self) -> Session:
@@ -136,11 +136,12 @@ class Starter(Reader):
         day ahead of others that are due. If a run with this id exists and has the same workflow and
         payload, it is returned; otherwise `RunConflict` is raised. With `if_exists="return"` the
         payload may differ, with `"error"` an existing run is always a conflict, and with
-        `"restart_if_over"` a finished run starts again. `metadata` is a small JSON object that is
+        `"restart_if_over"` a finished run starts over. `metadata` is a small JSON object that is
         stored with the run, for middleware and for people.
 
         With a `connection` to the store's database, of its driver or of SQLAlchemy, the run is
-        created in the transaction that is open on it: it exists if and only if that is committed.
+        created in the open transaction of that connection: it exists if and only if the transaction
+        is committed.
         """
         plan = check_options(
             self.clock.now(),
@@ -184,11 +185,11 @@ class Starter(Reader):
         run_ids: Iterable[str] | None = None,
         **options: Unpack[StartOptions],
     ) -> list[Run]:
-        """Create a run for each payload, in this order, 500 in one write; all payloads are checked
-        first.
+        """Create a run for each payload, in order, up to 500 per write.
 
-        `run_ids` has one id for each payload. The options are those of `trigger`. A `RunConflict`
-        is raised after the runs before it, and those written together with it, were created.
+        All payloads are checked first. `run_ids` has one id for each payload. The options are the
+        same as in `trigger`. If `RunConflict` is raised, the runs before the conflict, and those in
+        the same write, were created.
         """
         plan = check_options(self.clock.now(), **options)
         given = check_list(payloads, "payloads", "a list of payloads")
@@ -206,7 +207,7 @@ class Starter(Reader):
         return runs
 
     async def _create(self, starts: Sequence[Start]) -> list[Run]:
-        """Create runs in one write; return them, or those that have their ids already."""
+        """Create runs in one write; return them, or the existing runs with their ids."""
         store = require_schedule(self.store)
         new = [start.new_run() for start in starts]
         created = await store.enqueue(new)
@@ -220,10 +221,10 @@ class Starter(Reader):
         return runs
 
     async def _create_in(self, connection: Any, start: Start) -> Run:
-        """Create a run in the caller's transaction; return it, or the one that has its id."""
+        """Create a run in the caller's transaction; return it, or the existing run with its id."""
         store = require_transactional_enqueue(self.store, "trigger(connection=…)")
         if start.plan.if_exists == "restart_if_over":
-            hint = "A finished run is started again by a write of its own"
+            hint = "A finished run is restarted by a separate write"
             expected = '"return" or "error" beside connection='
             raise InvalidArgument("if_exists", start.plan.if_exists, expected, hint)
         new = start.new_run()
@@ -234,7 +235,7 @@ class Starter(Reader):
         return self._run(new.id, stored)
 
     async def _existing(self, start: Start) -> Changed:
-        """Return the run that has the id already, started again if that was asked for."""
+        """Return the existing run with this id, restarted if requested."""
         is_owned = await self._is_owned(start.run_id)
         snapshot = await self._load(start.run_id)
         if not start.is_start_of(snapshot):
@@ -247,7 +248,7 @@ class Starter(Reader):
         async with self.session() as session:
             grant = await self._acquire_over(session, start)
             if not start.restarts(grant.snapshot):
-                # Another process has started it again since we looked.
+                # Another process has restarted the run since we read it.
                 lease, wake_at = grant.lease, start.plan.wake_at
                 await require_lease(self.store).release([lease], wake_at=wake_at)
                 start.check_conflict(grant.snapshot)
@@ -259,7 +260,7 @@ class Starter(Reader):
         return Changed(self._run(start.run_id, codec.loads(data)), True)
 
     async def _acquire_over(self, session: Session, start: Start) -> Grant:
-        """Lease a run that is over: if it is owned, another process is writing one change to it."""
+        """Lease a run that is over, waiting while another process is changing it."""
         pauses = iter(PAUSES)
         while True:
             grant = await session.acquire(self._lease_request(start.run_id))
@@ -294,7 +295,7 @@ class Starter(Reader):
     def _encoded(
         self, workflow: Definition[Any, Any] | str, payload: object
     ) -> tuple[Definition[Any, Any] | str, Any]:
-        """Return a workflow, or its name if it is not known here, and its payload as JSON."""
+        """Return a workflow, or its name if it is unknown, and its payload as JSON."""
         if isinstance(workflow, str):
             definition = self.registry.find(workflow)
             if definition is None:
@@ -317,14 +318,14 @@ def _open(store: Store | str) -> Store:
 
 
 def check_list(items: Iterable[T], parameter: str, expected: str) -> list[T]:
-    """Return the items as a list; raise if it is a string or cannot be iterated over."""
+    """Return the items as a list; raise if they are a string or not iterable."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise InvalidArgument(parameter, items, expected)
     return list(items)
 
 
 def encode_payload(payload: object) -> Any:
-    """Return a payload of unknown type as JSON."""
+    """Encode a payload of unknown type."""
     try:
         return codec.encode(payload, type(payload))
     except CodecError as error:

@@ -1,4 +1,4 @@
-"""Writes that change a leased run without calling its function, and give it up.
+"""Writes that change a leased run without calling its function, and release it.
 
 Each is one rest, fenced by the lease's epoch: a crash leaves either the old state or the new one.
 """
@@ -24,7 +24,7 @@ from perdure.store import Grant, LeaseRequest, NewRun, Rest, header_of
 def lease_request(
     run_id: str, random: Random, ttl: timedelta, new: Snapshot | None = None
 ) -> LeaseRequest:
-    """Return a request for a run's lease: of a new run with `new`, else of a stored one."""
+    """Return a request for the lease of a stored run, or of a new run with `new`."""
     request = LeaseRequest(run_id, new_owner(random), ttl)
     if new is None:
         return request
@@ -38,17 +38,17 @@ def lease_request(
 
 
 async def give_up(session: Session, grant: Grant) -> bytes | None:
-    """Store a run that is over as it was."""
+    """Release a run that is over, unchanged."""
     return await change(session, grant, lambda _: None)
 
 
 async def cancel(session: Session, grant: Grant, request: Request) -> bytes | None:
-    """End a run as cancelled, or let its steps be undone first."""
+    """Cancel a run, or let its steps be undone first."""
     return await change(session, grant, lambda run: apply(run, request))
 
 
 async def pause(session: Session, grant: Grant, reason: str) -> bytes | None:
-    """Pause a run, with what it waits for, until it is resumed."""
+    """Pause a run, keeping its waits, until it is resumed."""
     return await change(session, grant, lambda run: run.make("paused", reason=reason))
 
 
@@ -60,7 +60,7 @@ async def make_due(session: Session, grant: Grant) -> bytes | None:
 async def retry(session: Session, grant: Grant) -> bytes | None:
     """Let a worker continue a failed run: the steps that ended it run again."""
     old = old_requests(grant)
-    # A request to cancel that was sent before does not end what begins after it.
+    # An earlier request to cancel must not end the retried run.
     return await change(session, grant, lambda run: apply(run, Request("", "retry")), old)
 
 
@@ -77,19 +77,19 @@ async def change(
 
 
 async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
-    """Start a run that is over again: no records, the new payload, the next generation.
+    """Restart a run that is over: no records, the new payload, the next generation.
 
     Messages stay in its inbox.
     """
     run, host = leased_edit(session, grant)
     history = host.history = History(start.workflow)
     history.metadata.update(start.metadata)
-    # Its owner may have died before the end was reported: the run that waits for it learns the next
-    # end, and children are cancelled.
+    # Its owner may have died before the end was reported: the waiting run gets the next end, and
+    # children are cancelled.
     history.outbox = run.history.outbox
     if (caller := reply_to_of(run.history.metadata)) is not None:
         history.metadata["replyTo"] = caller
-    # Steps must not use the idempotency keys of the run that ended.
+    # Steps must not reuse the idempotency keys of the run that ended.
     set_generation(history.metadata, generation_of(grant.snapshot.get("metadata")) + 1)
     wake_at = start.plan.wake_at or host.clock.now() - start.head_start
     block = host.block(state="queued")
@@ -97,9 +97,9 @@ async def restart(session: Session, grant: Grant, start: Start) -> bytes | None:
 
 
 async def replace_run(session: Session, grant: Grant, new: NewRun) -> bytes | None:
-    """Replace a run that is over by a new one with its id, as if the old one had been deleted.
+    """Replace a run that is over with a new one, as if the old one had been deleted.
 
-    What the old one has yet to deliver to others is kept.
+    Undelivered items in the outbox of the old run are kept.
     """
     run, host = leased_edit(session, grant)
     history = host.history = History(new.workflow, codec.loads(new.snapshot))
@@ -111,5 +111,5 @@ async def replace_run(session: Session, grant: Grant, new: NewRun) -> bytes | No
 
 
 def old_requests(grant: Grant) -> list[str]:
-    """Return the ids of requests that were made before a run is continued or started again."""
+    """Return the ids of requests that were made before a run was continued or restarted."""
     return [message_id for message_id, _ in requests_in(grant.inbox)]

@@ -1,7 +1,7 @@
-"""The operator's verbs: how each changes a run at rest, and when it is refused.
+"""The operators' verbs: how each changes a run at rest, and when it is refused.
 
-None of them calls a workflow function or needs one. A verb that fits changes the run in memory and
-returns what it replaced, in a few words; any other raises `Refused` and changes nothing.
+None of them needs the workflow function. A verb that applies changes the run in memory and returns
+what it replaced, in a few words; otherwise it raises `Refused` and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,10 @@ from perdure.snapshot.record import encode_failure
 _MAX_WAS = 200
 
 CANCELLED_BY = "cancelledBy"
-"""The metadata of a cancelled run that say by what it was cancelled, if that is known."""
+"""The metadata name of what cancelled a run, if that is known."""
 
 RETRIED = "retriedAt"
-"""The metadata of a run that say when it was continued after it had ended."""
+"""The metadata name of the time when a run was continued after it had ended."""
 
 Apply: TypeAlias = Callable[[RunEdit, Request], str]
 
@@ -52,7 +52,7 @@ def apply(run: RunEdit, request: Request) -> None:
 
 
 def apply_all(run: RunEdit, requests: Sequence[Request]) -> None:
-    """Apply the requests of an inbox. No caller waits for them: a refusal is recorded as an act."""
+    """Apply the requests in an inbox. No caller waits, so a refusal is recorded as an act."""
     if run.is_over:
         refuse_all(run, requests)
         return
@@ -125,14 +125,14 @@ def _retry(run: RunEdit, request: Request) -> str:
 
 
 def cancel_children(history: History, now: datetime) -> None:
-    """Cancel what the run started and has not abandoned: it has ended."""
+    """Cancel the children that a run has not abandoned, because it has ended."""
     children = [*(history.metadata.get("children") or ()), *history.open_children()]
     if children:
         history.cancel_runs("~end", list(dict.fromkeys(children)), isoformat(now))
 
 
 def continue_over(run: RunEdit) -> None:
-    """Continue a run that failed or was cancelled, for the parent that is continued."""
+    """Continue a failed or cancelled run, because its parent continues."""
     if run.status == "failed":
         apply(run, Request("", "retry"))
     elif run.status == "cancelled":
@@ -141,14 +141,14 @@ def continue_over(run: RunEdit) -> None:
 
 
 def _make_due_again(run: RunEdit) -> None:
-    """Continue a run, also one that is over: a deadline that has passed no longer ends it.
+    """Continue a run, even if it is over; a deadline that has passed no longer ends it.
 
-    Children that failed or were cancelled before are continued when it asks for them again.
+    Children that failed or were cancelled are continued when the run asks for them again.
     """
     drop_passed_deadline(run.history.metadata, run.now)
     run.history.metadata.pop(CANCELLED_BY, None)
     if run.was_over:
-        # A child may have ended in this very millisecond, which was before.
+        # One millisecond later, because a child may have ended within the current one.
         run.history.metadata[RETRIED] = isoformat(run.now + timedelta(milliseconds=1))
     run.continue_run()
 
@@ -228,7 +228,7 @@ def _fail_step(run: RunEdit, request: Request) -> str:
 
 
 def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
-    """Replace the record of a failed step, or one that does not exist yet, by one made by hand."""
+    """Enter a record by hand, for a failed step or one without a record."""
     if run.status in ("completed", "cancelled"):
         raise _refuse(run, request, f"it is {run.status}")
     _check_complete(run, request)
@@ -308,7 +308,7 @@ def _retry_step(run: RunEdit, request: Request) -> str:
 
 
 def _rewind(run: RunEdit, request: Request) -> str:
-    """Drop a record and all later ones. What waits begins again."""
+    """Drop a record and all later ones. Open waits start over."""
     _check_complete(run, request)
     check_not_undoing(run, request)
     if request.step not in run.history:
@@ -332,7 +332,7 @@ def _edit_payload(run: RunEdit, request: Request) -> str:
         raise _refuse(run, request, reason)
     metadata = run.history.metadata
     old = metadata.get("input")
-    # The call that triggered the run may be repeated, and must recognise its payload.
+    # The call that triggered the run may be repeated, and must recognize its payload.
     metadata.setdefault("firstInput", old)
     metadata["input"] = request.value
     metadata[UNCHECKED] = True

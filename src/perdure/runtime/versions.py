@@ -1,4 +1,4 @@
-"""How many runs of a workflow live on each of its versions."""
+"""Count the open runs of a workflow by version."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,17 +9,17 @@ from perdure.snapshot import RunStatus
 from perdure.store import Query, SearchStore
 
 EXAMINED = 10_000
-"""How many live runs are looked at, at most."""
+"""The maximum number of open runs that are examined."""
 
 _PAGE = 1_000
 _LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "paused")
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """The runs of a workflow that are not over, counted by version and status.
+    """The open runs of a workflow, counted by version and status.
 
-    Version 0 stands for runs that no worker has taken up yet: the first one decides. `capped` means
-    that there are more than were counted.
+    Version 0 stands for runs that no worker has claimed yet: the first one determines the version.
+    `capped` means that there are more runs than were counted.
     """
 
     counts: Mapping[int, Mapping[RunStatus, int]]
@@ -27,12 +27,12 @@ class Versions(msgspec.Struct, frozen=True):
 
     @property
     def totals(self) -> dict[int, int]:
-        """How many runs live on each version."""
+        """How many open runs each version has."""
         return {version: sum(counts.values()) for version, counts in self.counts.items()}
 
 
 async def count_versions(store: SearchStore, workflow: str) -> Versions:
-    """Count the live runs of a workflow from their headers, the most recently updated first."""
+    """Count the open runs of a workflow from their headers, the most recently updated first."""
     query = Query(statuses=_LIVE, workflows=(workflow,))
     counted: Counter[tuple[int, RunStatus]] = Counter()
     cursor: str | None = None

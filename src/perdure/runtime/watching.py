@@ -1,8 +1,8 @@
-"""Waiting for runs that any process may change: one poller per store and event loop.
+"""Wait for changes of runs by any process, with one poller per store and event loop.
 
-All callers that wait share it. A round asks the store once for the revisions of all runs that are
-due for a look, and wakes the callers whose run has changed. A run that is settled in this process
-is looked at at once.
+All waiting callers share it. A round asks the store once for the revisions of all runs that are due
+for a check, and wakes the callers whose run has changed. A run that is settled in this process is
+checked at once.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ from perdure.store import Store, can_search
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE, GROWTH = 0.01, 1.0, 0.1
-"""A run is looked at again after a tenth of the time since it last changed, in these limits."""
+"""A run is checked again after a tenth of the time since its last change, within these limits."""
 
 OUTAGE_PAUSE = 0.5
-"""How long, in seconds, until an unavailable store is asked again."""
+"""Seconds until an unavailable store is asked again."""
 
 PAGE = 1000
-"""How many runs are asked for in one call of the store."""
+"""The maximum number of runs in one call of the store."""
 
 _pollers: dict[tuple[int, int], "Poller"] = {}
 
 
 class Sighting(NamedTuple):
-    """A run as the poller saw it; `revision` differs after each change."""
+    """A run as the poller saw it; `revision` changes with the run."""
 
     status: RunStatus
     revision: object
@@ -45,7 +45,7 @@ class Sighting(NamedTuple):
 
 
 class Watched:
-    """One run that callers wait for, and what was last seen of it."""
+    """A run that callers wait for, and its last sighting."""
 
     def __init__(self, store: Store, clock: Clock, run_id: str) -> None:
         self.run_id = run_id
@@ -65,7 +65,7 @@ class Watched:
         return self.is_urgent or self.look_at - self._pause / 2 <= now
 
     def saw(self, sighting: Sighting | None, now: float) -> None:
-        """Keep what was seen, and wake the callers to whom it is new."""
+        """Store a sighting, and wake the callers for which it is new."""
         is_new = sighting != self.sighting
         if is_new:
             self.sighting, self.changed_at = sighting, now
@@ -116,10 +116,10 @@ class Watch:
         self._timed_out_after: timedelta | None = None
 
     async def next(self) -> Sighting | None:
-        """Return what the run is like as soon as that differs from the last answer.
+        """Wait until the run differs from the last sighting, and return the new one.
 
-        `None` means that there is no such run. After `time_out`, raise `TimeoutError` instead of
-        waiting; even then, the first answer is awaited.
+        `None` means that the run does not exist. After `time_out`, raise `TimeoutError` instead of
+        waiting; but always wait for the first sighting.
         """
         while not self._has_news():
             if self.watched.error is not None:
@@ -135,13 +135,13 @@ class Watch:
         return self._seen
 
     async def time_out(self, clock: Clock, after: timedelta) -> None:
-        """Let the caller wait only so long."""
+        """Limit how long the caller waits."""
         await clock.sleep(after)
         self._timed_out_after = after
         self.woken.set()
 
     def _has_news(self) -> bool:
-        # The first answer is from a look that ended after the caller came.
+        # The first sighting must come from a check that ended after the caller arrived.
         if self.is_first:
             return self.watched.looks > self._looks
         return self.watched.sighting != self._seen
@@ -152,7 +152,7 @@ class Watch:
 
 
 class Poller:
-    """Looks at the watched runs of one store. Its task exists while there are any."""
+    """Checks the watched runs of a store. Its task exists while there are any."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self.store = store
@@ -171,7 +171,7 @@ class Poller:
             watched = self._watched[run_id] = Watched(self.store, self._clock, run_id)
         watch = Watch(watched, reports)
         watched.watches.add(watch)
-        # A new caller is impatient: the pauses begin again with the shortest one.
+        # For a new caller, the pauses start over with the shortest one.
         watched.is_urgent, watched.changed_at = True, self._clock.monotonic()
         if self._task is None:
             self._task = detached(self._poll())
@@ -188,7 +188,7 @@ class Poller:
             self._wake.set()
 
     def settled(self, run_id: str) -> None:
-        """Look at a run at once: it was settled in this process."""
+        """Check a run at once, because it was settled in this process."""
         watched = self._watched.get(run_id)
         if watched is not None:
             watched.is_urgent = True
@@ -206,7 +206,7 @@ class Poller:
                 del _pollers[self._key]
 
     async def _rest(self) -> None:
-        """Sleep until the next run is due, or until a caller comes or the last one has left."""
+        """Sleep until the next run is due, a caller arrives, or the last one has left."""
         if not self._watched:
             return
         next_look = min(watched.look_at for watched in self._watched.values())
@@ -225,7 +225,8 @@ class Poller:
         now = self._clock.monotonic()
         due = [watched for watched in self._watched.values() if watched.is_due(now)]
         for watched in due:
-            # Before the look: what is settled during it must be looked at once more.
+            # Cleared before the check: a run that is settled during the check must be checked
+            # again.
             watched.is_urgent = False
         for first in range(0, len(due), PAGE):
             page = due[first : first + PAGE]
@@ -239,7 +240,7 @@ class Poller:
                 watched.saw(sighting, self._clock.monotonic())
 
     def _failed(self, page: Sequence[Watched], error: Exception) -> None:
-        """Try again while the store is unavailable for a short time; else tell the callers."""
+        """Retry while the store is unavailable for a short time; otherwise fail the callers."""
         now = self._clock.monotonic()
         if isinstance(error, StoreUnavailable):
             if self._unavailable_since is None:
@@ -259,7 +260,7 @@ class Poller:
             return [await self._look_at_snapshot(run_id) for run_id in ids]
         summaries = await self.store.summaries(ids)
         wanted = {each.run_id for each in page if any(watch.reports for watch in each.watches)}
-        # Only a step that is running reports in a document.
+        # Only a running step reports progress in a document.
         owned = {run.id for run in summaries if run is not None and run.owner is not None}
         reports = await read_reports(self.store, wanted & owned)
         return [
@@ -281,7 +282,7 @@ async def read_reports(store: Store, run_ids: Collection[str]) -> dict[str, str]
     try:
         reports = await store.documents.get_many([report_key(run_id) for run_id in run_ids])
     except StoreError as error:
-        # A report is only information: the run can be seen without it.
+        # A report is only informative; the run can be shown without it.
         logger.debug("reports cannot be read (%s)", error)
         return {}
     found = zip(run_ids, reports, strict=True)
@@ -297,7 +298,7 @@ async def watching(
     reports: bool = False,
     timeout: timedelta | None = None,
 ) -> AsyncGenerator[Watch, None]:
-    """Watch a run inside an `async with`: with `reports` also what its running step reports."""
+    """Watch a run inside an `async with`; with `reports`, also the progress of its running step."""
     poller = _poller(store, clock)
     watch = poller.add(run_id, reports)
     timer = None if timeout is None else detached(watch.time_out(clock, timeout))
@@ -314,7 +315,8 @@ def _poller(store: Store, clock: Clock) -> Poller:
     loop = asyncio.get_running_loop()
     key = (id(store), id(loop))
     poller = _pollers.get(key)
-    # A loop that was closed while callers waited may have left its poller, and its address.
+    # A loop that was closed while callers waited may have left its poller behind, and a new loop
+    # may have the same id.
     if poller is None or poller.store is not store or poller.loop is not loop:
         poller = _pollers[key] = Poller(store, clock)
     return poller

@@ -1,4 +1,4 @@
-"""When runs of a schedule start: nominal times, jitter, and what to do if runs overlap.
+"""When the runs of a schedule start: nominal times, jitter, and overlap policies.
 
 Everything here is pure: it reads no clock and no store.
 """

@@ -1,4 +1,4 @@
-"""What a schedule does when it is woken: which runs it starts and cancels, and what it skips."""
+"""What a schedule does when it wakes up: which runs it starts, cancels and skips."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -18,24 +18,24 @@ from perdure.schedules.timing import (
 RunEnd: TypeAlias = Literal["completed", "failed", "cancelled", "deleted"]
 
 GRACE = timedelta(minutes=1)
-"""A time is not missed while it is late by less than this and the next time has not come."""
+"""A time counts as missed only if it is late by more than this, or if the next time has come."""
 
 MAX_STARTS = 100
-"""How many runs start in one write."""
+"""The maximum number of runs that start in one write."""
 
 MAX_TIMES = 1000
-"""How many times are decided on in one write: each of a cron expression takes some 50 µs."""
+"""The maximum number of times decided on in one write: each takes some 50 µs with cron."""
 
 MAX_BUFFER = 1000
 MAX_OPEN = 1000
 
 
 class ScheduleState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a schedule remembers: all times up to `last` were decided on.
+    """The state of a schedule: all times up to `last` were decided on.
 
     `latest` is the time of the run that was started last. `open` are the times whose runs are not
-    known to be over; `buffer` those whose runs start after them. `missed` counts the times at
-    which no worker was there, `skipped` those that were left out because a run was not over.
+    known to be over; `buffer` the times whose runs start after those. `missed` counts the times at
+    which no worker was running, `skipped` those that were left out because a run was not over.
     """
 
     last: datetime
@@ -68,7 +68,7 @@ def decide(
     ended: Mapping[datetime, RunEnd],
     max_starts: int = MAX_STARTS,
 ) -> Decision:
-    """Return what to do now. `ended` are those of the open runs that are over."""
+    """Return what to do now. `ended` are the open runs that are over."""
     state = replace(state, open=tuple(time for time in state.open if time not in ended))
     failed = [time for time, end in ended.items() if end == "failed"]
     if failed and timing.on_failure == "pause":
@@ -92,7 +92,7 @@ def is_missed(name: str, timing: Timing, time: datetime, now: datetime) -> bool:
 
 
 class _Starting:
-    """Applies the overlap policy to one time after the other."""
+    """Applies the overlap policy to one time after another."""
 
     def __init__(self, overlap: str, state: ScheduleState) -> None:
         self._overlap = overlap
@@ -108,7 +108,8 @@ class _Starting:
         """Decide on the times that are due; return whether there are more."""
         if self._buffer and not self._open:
             self._start(self._buffer.pop(0))
-        # Those whose jitter may not be over, or that are in their grace, are looked at below.
+        # Times whose jitter may not be over, or that are within the grace period, are handled
+        # below.
         certain = now - max(timing.catch_up, GRACE) - timing.jitter - timedelta(milliseconds=1)
         self._missed, self._last = skip_periods(timing, self._last, certain)
         for _ in range(MAX_TIMES):
@@ -139,8 +140,8 @@ class _Starting:
         self._open.append(time)
 
     def _replace(self, time: datetime) -> None:
-        """Start a run instead of those that are open."""
-        # One that would start and be cancelled at once is not started.
+        """Start a run in place of the open ones."""
+        # Do not start runs that would be cancelled at once.
         self._skipped += len(self.starts)
         self.cancels += (each for each in self._open if each not in self.starts)
         self.starts, self._open = [], []

@@ -22,16 +22,16 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """When runs of a workflow start: `@workflow("report", schedule=Schedule(every="1h"))`.
 
-    `every` is a `Cron`, or a duration that is counted from `start_at`, or from when the schedule
-    was created. No run starts before `start_at` or after `end_at`. A run starts up to `jitter`
-    after its time, always the same for the same time.
+    `every` is a `Cron`, or an interval counted from `start_at` or from when the schedule was
+    created. No run starts before `start_at` or after `end_at`. A run starts up to `jitter` after
+    its time, by a delay that is always the same for that time.
 
-    A time that was missed by more than `catch_up`, because no worker ran, is skipped. One that is
-    late by less than a minute is not missed, unless the next one has come.
+    A time that was missed by more than `catch_up`, because no worker was running, is skipped. A
+    time that is late by less than a minute does not count as missed, unless the next one has come.
 
-    `overlap` says what happens if the previous run is not over: `"skip"` leaves the time out,
+    `overlap` says what happens if the previous run is not over: `"skip"` skips the time,
     `"buffer_one"` starts one run afterwards, `"buffer_all"` up to 1,000, `"cancel"` cancels the
-    previous run, `"allow"` starts another one beside it. With `on_failure="pause"` the schedule is
+    previous run, `"allow"` starts another run beside it. With `on_failure="pause"`, the schedule is
     paused at the next time after a run has failed.
     """
 
@@ -56,7 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_name(name: object) -> str:
-    """Check the name of a schedule, which the ids of its runs and their tag contain."""
+    """Check the name of a schedule, which is part of the ids and the tag of its runs."""
     name = check_user_id(name, "name")
     if len(name) > MAX_NAME:
         raise InvalidArgument("name", name, f"a schedule's name of at most {MAX_NAME} characters")
@@ -64,7 +64,7 @@ def check_name(name: object) -> str:
 
 
 def check_every(every: object) -> Cron | timedelta:
-    """Check for a `Cron` or an interval; return the latter as a `timedelta`."""
+    """Check for a `Cron` or an interval; return an interval as a `timedelta`."""
     if isinstance(every, Cron):
         return every
     hint = 'A cron expression is written as Cron("0 9 * * *", tz="Europe/Berlin")'

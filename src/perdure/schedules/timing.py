@@ -1,4 +1,4 @@
-"""The nominal times of a schedule, and when the run of each is to start."""
+"""The nominal times of a schedule, and when the run for each of them starts."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from perdure.schedules.schedule import OnFailure, Overlap, Schedule, check_every
 _ZERO = timedelta(0)
 _MICROSECOND = timedelta(microseconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
-# Longer ones mean the same, and could not be subtracted from a time.
+# Longer durations have the same effect, and could not be subtracted from a datetime.
 _CENTURY = timedelta(days=36525)
-# No interval is longer than a century, and cron expressions are searched for 50 years: what is
-# computed from an earlier time can be represented.
+# No interval is longer than a century, and cron expressions are searched for 50 years ahead, so
+# times computed from before this horizon can be represented.
 _HORIZON = datetime(9700, 1, 1, tzinfo=UTC)
 
 
@@ -37,7 +37,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def timing_of(schedule: Schedule, now: datetime) -> Timing:
-    """Return how a schedule that is created now is stored."""
+    """Return the timing of a schedule that is created now."""
     every = check_every(schedule.every)
     start_at = None if schedule.start_at is None else _milliseconds(schedule.start_at)
     return Timing(
@@ -84,14 +84,14 @@ def _next(timing: Timing, after: datetime) -> datetime | None:
     return timing.origin + timing.interval * (periods + 1)
 
 
-# Its constructor looks for a match, which takes as long as `next`.
+# Cached, because the constructor searches for a match, which takes as long as `next`.
 _cron = lru_cache(maxsize=1024)(Cron)
 
 
 def skip_periods(timing: Timing, after: datetime, until: datetime) -> tuple[int, datetime]:
-    """Return how many times of an interval lie after `after`, up to `until`, and the last of them.
+    """Return how many times of an interval are after `after`, up to `until`, and the last one.
 
-    A schedule of seconds misses millions of times in a year.
+    They are computed, because a schedule with an interval of seconds can miss millions of times.
     """
     first = next_time(timing, after)
     if timing.cron or first is None or first > until:
@@ -103,8 +103,9 @@ def skip_periods(timing: Timing, after: datetime, until: datetime) -> tuple[int,
 
 
 def times_between(timing: Timing, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the times from `start` to `end`, both included, also those outside of the schedule's
-    `start_at` and `end_at`.
+    """Yield the times from `start` to `end`, both included.
+
+    Times outside the schedule's `start_at` and `end_at` are included.
     """
     time = _next(timing, start - _MICROSECOND)
     while time is not None and time <= end:
@@ -113,7 +114,7 @@ def times_between(timing: Timing, start: datetime, end: datetime) -> Iterator[da
 
 
 def planned_start(timing: Timing, name: str, time: datetime) -> datetime:
-    """Return when the run of a nominal time is to start: with jitter, but before the next time."""
+    """Return when the run for a nominal time starts: with jitter, but before the next time."""
     if not timing.jitter:
         return time
     delay = min(timing.jitter, gap_after(timing, time)) * _fraction(name, time)
@@ -121,13 +122,13 @@ def planned_start(timing: Timing, name: str, time: datetime) -> datetime:
 
 
 def gap_after(timing: Timing, time: datetime) -> timedelta:
-    """Return how long after a nominal time the next one is, whether or not a run starts then."""
+    """Return the time between a nominal time and the next, whether or not a run starts then."""
     following = _next(timing, time)
     return _CENTURY if following is None else following - time
 
 
 def _fraction(name: str, time: datetime) -> float:
-    """Return a number from 0 to 1, without 1, that depends on nothing else."""
+    """Return a number in [0, 1) that depends only on the arguments."""
     digest = hashlib.sha256(f"{name}\0{isoformat(time)}".encode()).digest()
     return int.from_bytes(digest[:6]) / 2**48
 
@@ -139,6 +140,6 @@ def run_id_at(name: str, time: datetime) -> str:
 
 
 def _milliseconds(value: datetime) -> datetime:
-    """Return a time in UTC as precise as it is stored."""
+    """Return a time in UTC, with the precision with which it is stored."""
     value = as_utc(value, "start_at")
     return value.replace(microsecond=value.microsecond // 1000 * 1000)

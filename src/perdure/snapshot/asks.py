@@ -1,8 +1,8 @@
-"""Waits for an answer from outside: an approval or a callback, and the token that answers it.
+"""Waits for an answer from outside, an approval or a callback, and the tokens that answer them.
 
-A wait contains a *nonce* that no one can guess. The token is the nonce with the run's id. The name
-of the message that answers the wait, and its deduplication id, are a digest of the nonce: the name
-of the message does not reveal the token.
+A wait contains an unguessable *nonce*. The token is the nonce with the run's id. The name of the
+message that answers the wait, and its deduplication id, are a digest of the nonce, so the name does
+not reveal the token.
 """
 
 import hashlib
@@ -19,26 +19,26 @@ from perdure.snapshot.tags import system_tag
 from perdure.validation import check_id
 
 ANSWER: Final = "~answer:"
-"""Begins the names of messages that answer a wait."""
+"""The prefix of the names of messages that answer a wait."""
 
 ASKS: Final = "~asks"
-"""The name of the tags of a run with open approvals: one for each addressee."""
+"""The name of the tags of a run with open approvals, one per addressee."""
 
 OPEN: Final = "~open=approval"
 """The tag of every run with open approvals."""
 
 NOTIFY: Final = "~notify"
-"""Begins the ids of the steps that pass tokens on; after a colon follows the call that asks."""
+"""The prefix of the ids of steps that send out tokens; a colon and the asking call follow."""
 
 APPROVE: Final = "~approve"
-"""Begins the ids of the approvals of steps; after a colon follows the call of the step."""
+"""The prefix of the ids of step approvals; a colon and the call of the step follow."""
 
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAX_TOKEN = 4096
 
 
 class Token(NamedTuple):
-    """What a token contains."""
+    """The contents of a token."""
 
     run_id: str
     nonce: str
@@ -50,8 +50,9 @@ class Token(NamedTuple):
 
 
 def new_nonce(random: Random) -> str:
-    """Draw 128 bits that identify one wait; `random` must be a secure source outside tests."""
-    # In hexadecimal: a token never begins with a hyphen, which a command would take for an option.
+    """Draw 128 bits that identify a wait; outside tests, `random` must be a secure source."""
+    # In hexadecimal, so that a token never begins with a hyphen, which a command line would take
+    # for an option.
     return f"{random.getrandbits(128):032x}"
 
 
@@ -61,12 +62,12 @@ def event_of(nonce: str) -> str:
 
 
 def token_of(run_id: str, wait: PendingWait) -> str:
-    """Return the token that answers a wait of a run; it can be part of a URL as it is."""
+    """Return the token that answers a wait of a run; it is URL-safe."""
     return f"{wait.get('nonce', '')}.{_encode(run_id.encode())}"
 
 
 def read_token(token: object) -> Token:
-    """Return what a token contains, or raise `InvalidToken`."""
+    """Parse a token, or raise `InvalidToken`."""
     if not isinstance(token, str) or len(token) > _MAX_TOKEN:
         raise InvalidToken
     nonce, dot, run_id = token.partition(".")
@@ -95,12 +96,12 @@ def is_ask(wait: PendingWait) -> bool:
 
 
 def open_asks(snapshot: Snapshot) -> dict[str, PendingWait]:
-    """Return the waits of a run that a token answers, by the name of the message."""
+    """Return the open waits of a run that are answered with a token, by message name."""
     return asks_among(open_waits(snapshot))
 
 
 def asks_among(waits: Iterable[PendingWait]) -> dict[str, PendingWait]:
-    """Return those of the waits that a token answers, by the name of the message."""
+    """Return the waits that are answered with a token, by message name."""
     return {wait.get("event", ""): wait for wait in waits if is_ask(wait)}
 
 
@@ -116,13 +117,13 @@ def ask_tags(waits: Iterable[PendingWait]) -> list[str]:
 
 
 def asking_call(call: str) -> str:
-    """Return the call of the user for which the engine made a call, or the call itself."""
+    """Return the user's call on whose behalf the engine made this call, or the call itself."""
     while call.startswith((NOTIFY, APPROVE)):
         call = call.partition(":")[2]
     return call
 
 
 def answer_in(record: Any) -> dict[str, Any] | None:
-    """Return what a record says of the answer to its wait: who, when, or that none came."""
+    """Return the answer in the record of a wait: by whom and when, or that it expired."""
     answer = record.get("answer")
     return answer if isinstance(answer, dict) else None

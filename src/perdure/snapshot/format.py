@@ -5,7 +5,7 @@ Keys are spelled as they are stored. The TypedDicts are the only description of 
 which encodes step records.
 
 Fields that only perdure writes are optional, and other readers of the format ignore them. Some
-writers store null for a field that is not set: `OrNull` marks the fields where that is accepted.
+writers store null for unset fields; `OrNull` marks the fields where that is accepted.
 """
 
 from collections.abc import Sequence
@@ -37,29 +37,30 @@ OrNull: TypeAlias = Annotated[T, NULLABLE]
 
 UNCHECKED = "uncheckedInput"
 Metadata: TypeAlias = dict[str, Any]
-"""Any JSON by name; `KnownMetadata` lists the names that have a meaning."""
+"""Any JSON values by name; `KnownMetadata` lists the names that have a meaning."""
 
 
 class KnownMetadata(TypedDict, total=False):
     """The metadata that perdure and other readers of the format interpret.
 
-    `generation` counts how often the run began again from an earlier point. Without it, the run is
-    in its first generation. `seed` is drawn when the run is created: its random numbers and UUIDs
-    derive from it. `rewinds` counts the generations that began with a rewind, which keeps records
-    and therefore the values that were derived before them. Only the engine sets these three.
+    `generation` counts how often the run has started over from an earlier point. Without it, the
+    run is in its first generation. `seed` is drawn when the run is created; the run's random
+    numbers and UUIDs are derived from it. `rewinds` counts the generations that began with a
+    rewind, which keeps records and therefore the values that were derived before them. Only the
+    engine sets these three.
 
-    `acts` are what operators did to the run: the last ones, and in `actCount` how many there were.
-    `forkedFrom` names the run and the step that this run was forked from.
+    `acts` are the latest acts of operators on the run, and `actCount` is how many there were in
+    total. `forkedFrom` names the run and the step that this run was forked from.
 
     `parent` names the run, the generation and the call that started this run, `depth` counts its
-    ancestors. `replyTo` names the run, and the event there, that learns of the end of this run.
-    `children` are those that an earlier generation of this run started, and that end with it.
+    ancestors. `replyTo` names the run, and its event, to notify when this run ends. `children` are
+    the child runs that an earlier generation started, and that end with this run.
 
-    `scheduledFor` is the nominal time that a schedule started the run for, `unpausedAt` is when a
-    paused run was last continued. `userMetadata` is what the user stored with it.
+    `scheduledFor` is the nominal time for which a schedule started the run, `unpausedAt` is when a
+    paused run was last continued. `userMetadata` is what the user stored with the run.
 
-    `uncheckedInput` is set while `input` is what a caller wrote that did not know the definition.
-    `firstInput` is the payload that the run was triggered with, if `input` is another one.
+    `uncheckedInput` is set while `input` was written by a caller that did not know the definition.
+    `firstInput` is the payload that the run was triggered with, if `input` has changed since.
     """
 
     workflowId: OrNull[str]
@@ -85,7 +86,7 @@ class KnownMetadata(TypedDict, total=False):
 class StepMeta(TypedDict):
     """Whether a failure was returned as `Err` ("result") or raised ("throw").
 
-    With `causeless`, an `Err` had no cause, and the record's `cause` only repeats the error for
+    With `causeless`, the `Err` had no cause, and the record's `cause` only repeats the error for
     readers that require one.
     """
 
@@ -102,23 +103,24 @@ class StepFacts(TypedDict, total=False):
     `failures` are the keys of the failed steps that made a race fail. `event` is the name of the
     event that a wait received; without it, the wait timed out.
 
-    `unclaimed` names an event that a wait received in a branch that lost a race, before code of the
-    branch saw it: the next wait for that name receives it. Empty means that a wait did. In both
-    cases the record no longer answers its own call.
+    `unclaimed` names an event that a wait received in a branch that lost a race, before the
+    branch's code saw it: the next wait for that name receives it. It is empty once a wait has
+    received it. In both cases the record no longer answers its own call.
 
-    `run` is the id of a run that was started or waited for. `within` is the branch of a call with
-    an explicit key, which is not part of the call's identity.
+    `run` is the id of the run that the step started or waited for. `within` is the branch of a call
+    with an explicit key, which is not part of the call's identity.
 
-    `answer` is what is known of the answer to an approval or callback: `by` whom and when (`at`),
-    or that it `expired`. `event` is then the name of the message.
+    `answer` describes the answer to an approval or callback: `by` whom and when (`at`), or that it
+    `expired`. `event` is then the name of the message.
 
-    `by` is who entered the record by hand. Its value is JSON that the step's return type reads.
-    `arguments` are those of the call as far as the runtime records them, for people only.
+    `by` is the operator who entered the record by hand. Its value is JSON, read by the step's
+    return type. `arguments` are the arguments of the call, if the runtime records them, for display
+    only.
 
-    `undo` says that the step was given a function that undoes it, `sagas` are the scopes that the
-    step belongs to, the outermost first.
+    `undo` says that the step has a function that undoes it, `sagas` are the scopes that the step
+    belongs to, outermost first.
 
-    The names `spent` and `streams` are reserved. They are ignored, and kept.
+    The names `spent` and `streams` are reserved: they are preserved but ignored.
     """
 
     at: Timestamp
@@ -150,7 +152,7 @@ class SuccessRecord(StepFacts):
 
 
 class FailureRecord(StepFacts):
-    """A step that failed with `error`; `cause` is null if it is not known."""
+    """A step that failed with `error`; `cause` is null if it is unknown."""
 
     ok: Literal[False]
     error: Any
@@ -162,15 +164,16 @@ StepRecord: TypeAlias = SuccessRecord | FailureRecord
 
 
 class PendingWait(TypedDict):
-    """What a suspended run waits for: a time, an event, an event until a time, or the next attempt
-    of a step whose last `attempt` failed with `error`. `since` is when a wait began. `run` is the
-    run whose end the event reports, `cancels` whether that run is cancelled if nothing waits for it
-    any more.
+    """What a suspended run waits for.
+
+    This is a time, an event, an event until a time, or the next attempt of a step whose last
+    `attempt` failed with `error`. `since` is when the wait began. `run` is the run whose end the
+    event reports, `cancels` whether that run is cancelled when nothing waits for it any longer.
 
     `ask` marks a wait for an answer from outside. Its token contains the `nonce`, which is a
-    secret. `question`, `to`, `options` and `data` are what is asked of whom, `expiresAt` is when
-    the wait ends without an answer; `wakeAt` may be that of a reminder. `round` counts the tokens
-    of one question, from 1.
+    secret. `question`, `to`, `options` and `data` describe the request, `expiresAt` is when the
+    wait ends without an answer; `wakeAt` may be the time of a reminder. `round` numbers the tokens
+    of one question, starting at 1.
     """
 
     id: str
@@ -193,10 +196,11 @@ class PendingWait(TypedDict):
 
 
 class Rollback(TypedDict):
-    """Says that a run is being undone, or was: since when, and how it ends then.
+    """A rollback of a run: since when, and how the run ends afterwards.
 
-    `status` is that of a run that failed or was cancelled, `error` its error, `failed` and `sagas`
-    are those of its `execution`. `steps` is how many steps were to be undone at that time.
+    `status` is the run's final status (failed or cancelled), and `error` its error; `failed` and
+    `sagas` have the same meaning as in `execution`. `steps` is how many steps had to be undone when
+    the rollback began.
     """
 
     at: Timestamp
@@ -208,16 +212,16 @@ class Rollback(TypedDict):
 
 
 class ExecutionBlock(TypedDict):
-    """The progress of a run; the snapshot's `execution`.
+    """The progress of a run: the snapshot's `execution`.
 
     `state` refines `status` and is absent where `status` is exact. `output` is the value of a
     completed run, rebuilt from the workflow's return type if `outputTyped` is set. `failed` are the
-    keys of the steps that ended a failed run, `sagas` those of the scopes that were undone when
-    that failure went through them. `truncated` means that its records were too large to
-    be stored. `reason` is why a run is paused, `dueAt` when a run that was paused before it started
-    was to start. `rollback` is set from the time when the steps of the run begin to be undone.
+    keys of the steps whose failure ended the run, `sagas` the keys of the scopes that were undone
+    as the failure passed through them. `truncated` means that the run's records were too large to
+    be stored. `reason` is why a run is paused, and `dueAt` when a run that was paused before it
+    started should have started. `rollback` is set once the steps of the run begin to be undone.
 
-    The name `started` is reserved, and ignored.
+    The name `started` is reserved and ignored.
     """
 
     status: ExecutionStatus
@@ -238,7 +242,7 @@ class ExecutionBlock(TypedDict):
 
 
 OutboxItem: TypeAlias = dict[str, object]
-"""What a run does to another run once the write that contains it is durable, as a JSON object."""
+"""An action on another run, performed once the write that contains it is durable; a JSON object."""
 
 
 class SnapshotWarning(TypedDict):
@@ -253,9 +257,9 @@ class SnapshotWarning(TypedDict):
 class WorkflowSnapshot(TypedDict):
     """The whole state of a run.
 
-    `waits` comes from a journal: the waits that began (or ended, if null) after the snapshot whose
-    `execution.pending` lists the waits that were open then. `outbox` contains, by name, what the
-    run does to other runs; null means that the item was delivered.
+    `waits` comes from the journal: waits that began (or ended, if null) after the snapshot, whose
+    `execution.pending` lists the waits that were open at that time. `outbox` maps names to actions
+    on other runs; null means that the item was delivered.
     """
 
     formatVersion: Literal[1]
@@ -272,7 +276,7 @@ Snapshot: TypeAlias = WorkflowSnapshot
 
 
 def new_seed(random: Random) -> str:
-    """Draw the seed of a new run: what it derives random numbers and UUIDs from."""
+    """Draw the seed of a new run, from which its random numbers and UUIDs are derived."""
     return f"{random.getrandbits(64):016x}"
 
 
@@ -293,7 +297,7 @@ def new_snapshot(
 
 
 def rest_status(snapshot: Snapshot) -> RunStatus:
-    """Return the run's status: `state`, if it is set, is more exact than `status`."""
+    """Return the run's status; `state`, if set, is more precise than `status`."""
     execution = snapshot["execution"]
     return execution.get("state") or execution["status"]
 
@@ -304,7 +308,7 @@ def is_over(status: RunStatus) -> bool:
 
 
 def wake_at_of(snapshot: Snapshot) -> datetime | None:
-    """Return the earliest time that a suspended run waits for, or `None` if it waits for none."""
+    """Return the earliest time that a suspended run waits for, or `None`."""
     times = (parse_iso(wait["wakeAt"]) for wait in _waits(snapshot) if "wakeAt" in wait)
     return min(times, default=None)
 
@@ -319,7 +323,7 @@ def _waits(snapshot: Snapshot) -> Sequence[PendingWait]:
 
 
 def open_waits(snapshot: Snapshot) -> list[PendingWait]:
-    """Return the waits that have begun and not ended."""
+    """Return the open waits."""
     pending, changed = snapshot["execution"].get("pending"), snapshot.get("waits")
     if not pending and not changed:
         return []
@@ -337,7 +341,7 @@ def outbox_of(snapshot: Snapshot) -> dict[str, OutboxItem]:
 def generation_of(metadata: Metadata | None) -> int:
     """Return the generation of a run, or raise `SnapshotFormatError` if it is malformed.
 
-    A generation that is misread makes a step's idempotency key that of another payment.
+    A misread generation would give a step the idempotency key of another payment.
     """
     generation = (metadata or {}).get("generation", 1)
     if type(generation) is not int or generation < 1:
@@ -356,14 +360,14 @@ def rewinds_of(metadata: Metadata | None) -> int:
 
 
 def set_generation(metadata: Metadata, generation: int) -> None:
-    """Store a run's generation in its metadata; the first one is left out."""
+    """Store a run's generation in its metadata, unless it is the first."""
     metadata.pop("generation", None)
     if generation > 1:
         metadata["generation"] = generation
 
 
 def reply_to_of(metadata: Metadata | None) -> dict[str, Any] | None:
-    """Return the run and the event that learn of a run's end, if another run waits for it."""
+    """Return the run and event to notify of a run's end, if another run waits for it."""
     reply_to = metadata.get("replyTo") if metadata else None
     return reply_to if isinstance(reply_to, dict) else None
 
@@ -374,12 +378,12 @@ def workflow_of(snapshot: Snapshot) -> str | None:
 
 
 def version_of(metadata: Metadata | None) -> int:
-    """Return the version of the definition that a run belongs to; 0 if none is stored."""
+    """Return the version of the run's definition; 0 if none is stored."""
     version = metadata.get("version") if metadata else None
     return version if type(version) is int and version > 0 else 0
 
 
 def created_at_of(metadata: Metadata | None) -> str:
-    """Return when a run was created, as ISO 8601; an empty string if that is not stored."""
+    """Return when a run was created, as ISO 8601, or "" if that is not stored."""
     created = metadata.get("createdAt") if metadata else None
     return created if type(created) is str else ""

@@ -1,10 +1,10 @@
-"""Names for people of the records that the engine makes itself."""
+"""Readable names for the records that the engine creates itself."""
 
 from perdure.snapshot.asks import APPROVE, NOTIFY
 from perdure.snapshot.rollback import SAGA, UNDO
 
 SIGNAL = "~signal:"
-"""Begins the keys of events that an operator sent."""
+"""The prefix of the keys of events that an operator sent."""
 
 _LABELS = {
     UNDO: "undo of",
@@ -15,9 +15,9 @@ _LABELS = {
 
 
 def label_of(key: str) -> str:
-    """Return the name of a record for people, if its own is one of the engine's."""
+    """Return a readable name for a record if its own name is the engine's."""
     if key.startswith(NOTIFY):
-        # After the prefix stand the numbers of the question and of the reminder.
+        # The prefix is followed by the numbers of the question and of the reminder.
         return f"notification of {label_of(key.partition(':')[2])}"
     for prefix, label in _LABELS.items():
         if key.startswith(prefix):

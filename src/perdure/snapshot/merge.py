@@ -1,7 +1,7 @@
 """Deltas: snapshots that contain only what is new. A run is its snapshot merged with its journal.
 
-The JSON of a journal entry is composed from bytes, because a step's record is encoded already and
-this runs once for every step.
+The JSON of a journal entry is assembled from bytes, because a step's record is already encoded and
+this runs for every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _WAITS_DELTA = b'{"formatVersion":1,"steps":{},"execution":%b,"waits":%b%b}'
 
 _OPTIONAL_BY_NAME = ("waits", "outbox", "metadata")
 _KEPT = ("pending", "rollback")
-"""What stays in `execution` until a later one has it too: most entries of a journal do not."""
+"""The fields of `execution` that stay until a later `execution` sets them, which few do."""
 
 
 def plain_step_delta(key: str, record: bytes, at: str) -> bytes:
@@ -49,7 +49,7 @@ def step_delta(
     outbox: Mapping[str, OutboxItem | None] = MappingProxyType({}),
     warnings: Sequence[Mapping[str, str]] = (),
 ) -> bytes:
-    """Return the journal entry for the record of a step that ended at the time `at`.
+    """Return the journal entry for the record of a step that ended at `at`.
 
     `record` is its JSON. The entry also replaces the earlier records `replaces`, opens (or closes,
     if null) the waits `waits`, sets `metadata` by name, adds items to the `outbox` (or removes
@@ -88,8 +88,9 @@ def _field(name: bytes, entries: Mapping[str, Any]) -> bytes:
 
 
 def is_merged(snapshot: object) -> bool:
-    """Return whether merging this JSON with no delta would return the same: most runs that are
-    leased have no journal, and this takes a tenth of the time.
+    """Return whether merging this JSON without a delta would return it unchanged.
+
+    Most leased runs have no journal, and this takes a tenth of the time.
     """
     if type(snapshot) is not dict or "warnings" in snapshot or None in snapshot.values():
         return False
@@ -103,10 +104,10 @@ def is_merged(snapshot: object) -> bool:
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
     """Return the base with all deltas applied in order; the arguments are not changed.
 
-    A step in a delta replaces the step with the same key in its place; new steps are appended.
-    The last `execution` and the last `workflowName` win, but an `execution` without `pending` or
+    A step in a delta replaces the step with the same key in its place; new steps are appended. The
+    last `execution` and the last `workflowName` win, but an `execution` without `pending` or
     `rollback` keeps the earlier one. `metadata`, `waits` and `outbox` are merged by name. A null in
-    `waits` or `outbox` removes the entry of that name, and stays: in the merge of two deltas it
+    `waits` or `outbox` removes the entry of that name, and is kept: in the merge of two deltas it
     still has to remove the entry of the base. Warnings about a step are dropped when the step is
     recorded again. Merging is associative and takes linear time.
     """

@@ -1,8 +1,7 @@
 """The answers of `step.patched`, which are part of a run's metadata.
 
-Each answer is stored under a name of its own, so that a write contains only new ones. With it is
-the key of the record that was the last one when it was given: what depends on the answer was
-recorded after that.
+Each answer is stored under its own name, so that a write contains only new ones. It includes the
+key of the last record at that time: everything that depends on the answer was recorded later.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +20,12 @@ class Answer(NamedTuple):
 
 
 def patch_name(place: str) -> str:
-    """Return the name of the metadata with the answer that was given at a place."""
+    """Return the metadata name of the answer given at a place."""
     return _PREFIX + place
 
 
 def is_patch(name: str) -> bool:
-    """Return whether metadata of this name is the answer of a patch."""
+    """Return whether this metadata name belongs to a patch."""
     return name.startswith(_PREFIX)
 
 
@@ -38,7 +37,7 @@ def answer_of(stored: object) -> Answer | None:
 
 
 def encode_answer(answer: Answer) -> dict[str, Any]:
-    """Return an answer as it is stored."""
+    """Encode an answer for the metadata."""
     return answer._asdict() if answer.after else {"patched": answer.patched}
 
 
@@ -48,9 +47,9 @@ def without_patches(metadata: Metadata) -> Metadata:
 
 
 def forget_patches(metadata: Metadata, keys: Sequence[str], kept: int) -> None:
-    """Remove the answers on which nothing depends if only the first `kept` records remain.
+    """Remove the answers that nothing depends on if only the first `kept` records remain.
 
-    `keys` are those of all records, in their order.
+    `keys` are the keys of all records, in order.
     """
     places = {key: place for place, key in enumerate(keys, start=1)}
     for name, answer in _answers(metadata):
@@ -59,7 +58,7 @@ def forget_patches(metadata: Metadata, keys: Sequence[str], kept: int) -> None:
 
 
 def moved_patches(metadata: Metadata, keys: Iterable[str], dropped: set[str]) -> Metadata:
-    """Return the answers that name a dropped record, with the one before it instead."""
+    """Return the answers that name a dropped record, changed to name the record before it."""
     answers = [each for each in _answers(metadata) if each[1].after in dropped]
     if not answers:
         return {}

@@ -1,4 +1,4 @@
-"""The record of one step: made when the step ends, read each time the step is replayed."""
+"""The record of a step: created when the step ends, read each time the step is replayed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -86,7 +86,7 @@ def success_record(
     duration_ms: float,
     types: codec.DeclaredTypes = codec.NO_TYPES,
 ) -> tuple[WireRecord, Any, Losses]:
-    """Return the record of a value, the value that the function sees, and what was lost of it.
+    """Return the record of a value, the value that the function sees, and the losses.
 
     Raise `CodecError` if the value cannot be recorded.
     """
@@ -95,8 +95,8 @@ def success_record(
     if not is_plain_value(value):
         data, visible, typed, losses = codec.prepare(value, call.return_type, types=types)
     record = WireRecord(ok=True, value=data, at=at, durationMs=duration_ms, args=call.fingerprint)
-    # Set only where they differ: Python passes more than fifteen keyword arguments as a dict, which
-    # takes ten times as long as five.
+    # Set only where they differ, because Python passes more than fifteen keyword arguments as a
+    # dict, which takes ten times as long as five.
     if data is not value:
         record.typed, record.coded = typed, True
     if call.record_key != call.call:
@@ -111,7 +111,7 @@ def success_record(
 
 
 def _add_facts(record: WireRecord, call: RecordedCall) -> None:
-    """Add what only the records of some calls say."""
+    """Add the fields that only some calls have."""
     record.kind, record.within = call.kind, call.within
     record.event, record.run = call.event, call.run
     record.undo, record.sagas = call.undo is not None, call.sagas
@@ -120,7 +120,7 @@ def _add_facts(record: WireRecord, call: RecordedCall) -> None:
 
 
 class EncodedFailure(NamedTuple):
-    """A failure as it is recorded, as the function sees it, and what was lost of it."""
+    """A failure as it is recorded, as the function sees it, and the losses."""
 
     record: WireRecord
     visible: BaseException
@@ -180,7 +180,7 @@ def _encode_err(
 
 
 def is_plain(record: StepRecord) -> bool:
-    """Return whether a record's value is its JSON as it is, without tags or classes."""
+    """Return whether a record's value is plain JSON, without tags or classes."""
     if "coded" in record or "typed" in record or "by" in record:
         return False
     return record["ok"] and "at" in record
@@ -222,8 +222,8 @@ def _value(record: StepRecord, returns: Callable[[], object], types: codec.Decla
     if "by" in record and data is None:
         # A step that was skipped returns None, whatever its type.
         return None
-    # Entered by hand, written by another tool or taken from a resume state, none of which know
-    # Python classes: the step's return type, if it is known, decides.
+    # Entered by hand, written by another tool or taken from a resume state. None of these know
+    # Python classes, so the step's return type decides, if it is known.
     value = codec.decode(data)
     if value is data and (expected := returns()) is not None:
         return codec.convert(data, expected)

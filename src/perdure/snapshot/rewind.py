@@ -1,4 +1,4 @@
-"""Which records a run keeps that begins again at a step."""
+"""Which records a run keeps when it is rewound to a step."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from typing import Any
 def kept_before(steps: Mapping[str, Any], at: str) -> list[str]:
     """Return the keys of the records before that of a step.
 
-    The starts and results of `step.map_runs` belong together: once they are recorded, nothing
-    reports the ends of the runs again. If `at` is between them, none of them is kept.
+    The starts and results of `step.map_runs` belong together: once they are recorded, the runs do
+    not report their ends again. If `at` is between them, none of them is kept.
     """
     keys = list(steps)
     before, after = keys[: keys.index(at)], keys[keys.index(at) :]
@@ -17,7 +17,7 @@ def kept_before(steps: Mapping[str, Any], at: str) -> list[str]:
 
 
 def _maps_in(steps: Mapping[str, Any], keys: Iterable[str]) -> set[str]:
-    """Return the branches that belong to maps of which these records are a part."""
+    """Return the branches of the maps that these records are part of."""
     return {steps[key]["branch"] for key in keys if _is_part(key, steps[key])}
 
 

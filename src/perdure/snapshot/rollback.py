@@ -1,6 +1,6 @@
-"""What of a run can be undone, and what was: read from its records.
+"""Which steps of a run can be undone, and which were, according to its records.
 
-The record of a step that was given an undo is marked. Its undo is a step too, whose record is named
+The record of a step that has an undo is marked. The undo is itself a step, and its record is named
 after the key of the step. The record of a saga says which steps its scope began to undo.
 """
 
@@ -10,16 +10,16 @@ from typing import Any
 from perdure.snapshot.format import Rollback, Snapshot
 
 UNDO = "~undo:"
-"""Begins the keys of the records of undos; the key of the step follows."""
+"""The prefix of the keys of undo records; the key of the step follows."""
 
 SAGA = "~saga:"
-"""Begins the names of calls that record that the scope of a saga is undone."""
+"""The prefix of the names of calls that record that the scope of a saga is undone."""
 
 Steps = Mapping[str, Any]
 
 
 def rollback_of(snapshot: Snapshot) -> Rollback | None:
-    """Return why a run is being undone, or was; `None` if it never was."""
+    """Return the rollback of a run, or `None` if it was never rolled back."""
     return snapshot["execution"].get("rollback")
 
 
@@ -30,13 +30,13 @@ def is_undone(steps: Steps, key: str) -> bool:
 
 
 def owed_in(steps: Steps) -> list[str]:
-    """Return the keys of the steps that have an undo and were not undone, in their order."""
+    """Return the keys of the steps that still have to be undone, in order."""
     marked = [key for key, record in steps.items() if record.get("undo") and record["ok"]]
     return [key for key in marked if not is_undone(steps, key)]
 
 
 def failures_in(steps: Steps) -> dict[str, str]:
-    """Return what kept steps from being undone, by their keys."""
+    """Return the failures of undos, by the keys of their steps."""
     undos = ((key, steps.get(UNDO + key)) for key in owed_in(steps))
     return {key: _message(record) for key, record in undos if record is not None}
 
@@ -49,7 +49,7 @@ def _message(record: Any) -> str:
 
 
 def undone_in(steps: Steps) -> list[str]:
-    """Return the keys of the steps that were undone, in their order."""
+    """Return the keys of the steps that were undone, in order."""
     return [key for key in steps if is_undone(steps, key)]
 
 
@@ -60,11 +60,11 @@ def undone_by_saga(record: Any) -> list[str]:
 
 
 def cancelled_at_end(steps: Steps, failed: Sequence[str]) -> list[str]:
-    """Return the keys of the scopes that what ended the run may have cancelled.
+    """Return the keys of the scopes that may have been cancelled by whatever ended the run.
 
-    These are the ones that were cancelled after the first of the failures that ended it; or, if it
-    was no step that failed, after the last step. One that was cancelled for another reason at that
-    time only runs again, as it would after a failure of its own.
+    These are the scopes that were cancelled after the first failure that ended the run or, if no
+    step failed, after the last step. A scope that was cancelled for another reason at that time
+    simply runs again, as it would after its own failure.
     """
     keys = list(steps)
     if places := [keys.index(key) for key in failed if key in steps]:
@@ -84,7 +84,7 @@ def _was_cancelled(record: Any) -> bool:
 
 
 def being_undone(steps: Steps) -> set[str]:
-    """Return the keys of the steps that scopes have undone or began to undo."""
+    """Return the keys of the steps that scopes have undone, or have begun to undo."""
     sagas = [record for record in steps.values() if record.get("kind") == "saga"]
     return {key for record in sagas for key in undone_by_saga(record)}
 
@@ -96,9 +96,10 @@ def undone_outside_sagas(steps: Steps) -> list[str]:
 
 
 def last_valid_start(steps: Steps, at: str) -> str:
-    """Return the last step, `at` or earlier, from which a run can be continued.
+    """Return the last step, at `at` or earlier, to which a run can be rewound.
 
-    If the records from there on are dropped, none is kept that was undone by one that is not.
+    If the records from there on are dropped, every remaining step that was undone keeps the record
+    of its undo.
     """
     keys = list(steps)
     place = {key: index for index, key in enumerate(keys)}
@@ -110,5 +111,5 @@ def last_valid_start(steps: Steps, at: str) -> str:
 
 
 def first_of(steps: Steps, keys: Sequence[str]) -> str:
-    """Return the one of these keys that was recorded first."""
+    """Return the key that was recorded first."""
     return next(key for key in steps if key in set(keys))

@@ -1,4 +1,4 @@
-"""The summary of a run: what a list shows of it, so that no snapshot has to be read for that."""
+"""The summary of a run: what lists show, so that no snapshot has to be read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from perdure.snapshot.format import (
     version_of,
 )
 
-# Together at most 1,000 bytes, the numbers included: a store accepts 1 KiB. A run with a
-# reason has no step that ended it, and one that waits for an approval has no error.
+# At most 1,000 bytes in total, including the numbers: a store accepts 1 KiB. A run with a reason
+# has no step that ended it, and a run that waits for an approval has no error.
 _MAX_STEP, _MAX_ERROR, _MAX_REASON = 200, 400, 200
 _MAX_ASKS, _MAX_QUESTION = 400, 160
 _LONGEST_ESCAPE = len("\\u0000")
@@ -25,8 +25,9 @@ _encoder = msgspec.json.Encoder()
 
 
 class AskSummary(msgspec.Struct, frozen=True, omit_defaults=True, array_like=True):
-    """An open approval: the id and nonce of its wait, what is asked, of whom, since when and until
-    when. A question that ends in an ellipsis may be longer.
+    """An open approval: its wait's id and nonce, the question, addressee, start and expiry.
+
+    A question that ends in an ellipsis may have been shortened.
     """
 
     id: str
@@ -41,10 +42,10 @@ class AskSummary(msgspec.Struct, frozen=True, omit_defaults=True, array_like=Tru
 class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about a run without its snapshot.
 
-    `created` is ISO 8601. `steps` counts the records, `failed` those of failed steps. `error` is
-    the first line of the error of a run that failed, `ended_by` the step that ended it, or "" if
-    none did; `None` if that was not noted. `reason` is why a run is paused. `size` is that of the
-    snapshot in bytes. `asks` are open approvals, `more_asks` counts those that have no room.
+    `created` is ISO 8601. `steps` counts the records, `failed` the records of failed steps. `error`
+    is the first line of the error of a failed run, `ended_by` the step that ended it, "" if no step
+    did, or `None` if that is unknown. `reason` is why a run is paused. `size` is the size of the
+    snapshot in bytes. `asks` are open approvals, `more_asks` counts those that did not fit.
     """
 
     created: str = ""
@@ -64,7 +65,7 @@ _decoder = msgspec.json.Decoder(Summary)
 
 
 def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
-    """Return the summary of a run with this snapshot, as JSON of at most 1 KiB."""
+    """Summarize a run with this snapshot, as JSON of at most 1 KiB."""
     steps, metadata = snapshot["steps"], snapshot.get("metadata")
     failed = sum(not record["ok"] for record in steps.values())
     last_step = next(reversed(steps), "")
@@ -81,7 +82,7 @@ def encode_summary(
     size: int,
     waits: Sequence[PendingWait] = (),
 ) -> bytes:
-    """Return the summary of a run with these parts, as JSON of at most 1 KiB."""
+    """Summarize a run with these parts, as JSON of at most 1 KiB."""
     error, reason = execution.get("error"), execution.get("reason")
     approvals = [wait for wait in waits if wait.get("ask") == "approval"] if error is None else []
     asks = _asks_with_room(approvals) if approvals else ()
@@ -103,7 +104,7 @@ def encode_summary(
 
 
 def _asks_with_room(approvals: Sequence[PendingWait]) -> tuple[AskSummary, ...]:
-    """Return the first approvals, as many as have room in a summary."""
+    """Return as many of the first approvals as fit in a summary."""
     asks: list[AskSummary] = []
     for wait in approvals:
         asks.append(_ask(wait))
@@ -136,7 +137,7 @@ def _ended_by(execution: Mapping[str, Any]) -> str | None:
 
 
 def read_summary(data: bytes) -> Summary:
-    """Return a stored summary; an empty or unknown one has only defaults."""
+    """Decode a stored summary; if it is empty or unknown, return only defaults."""
     try:
         return _decoder.decode(data) if data else Summary()
     except msgspec.MsgspecError:
@@ -144,8 +145,8 @@ def read_summary(data: bytes) -> Summary:
 
 
 def _first_line(record: Any) -> str:
-    """Return the first line of what is recorded of an error."""
-    # A record that has just been made is not a dict yet.
+    """Return the first line of a recorded error."""
+    # A record that was just created is not a dict yet.
     fields = record if isinstance(record, dict) else loads(dumps(record))
     error, cause = fields.get("error"), fields.get("cause") or {}
     name, message = cause.get("name"), cause.get("message") or cause.get("stringRepresentation")
@@ -154,7 +155,7 @@ def _first_line(record: Any) -> str:
 
 
 def _clip(text: str, size: int) -> str:
-    """Return as much of the text as its JSON has room for in so many bytes."""
+    """Shorten the text so that its JSON has at most `size` bytes."""
     if len(text) * _LONGEST_ESCAPE + 2 <= size:
         return text
     text = text[:size]

@@ -1,4 +1,4 @@
-"""The tags of a run: names and values in its metadata, strings `name=value` in its header."""
+"""The tags of a run: a mapping in its metadata, and strings `name=value` in its header."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ PARENT: Final = "~parent"
 
 
 def tags_of(metadata: Metadata | None, more: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return a run's tags as sorted strings `name=value`; what cannot be a tag is left out.
+    """Return a run's tags as sorted strings `name=value`, leaving out invalid ones.
 
     `more` are tags of the engine that are not in the metadata.
     """
@@ -24,21 +24,21 @@ def tags_of(metadata: Metadata | None, more: Iterable[str] = ()) -> tuple[str, .
         return tuple(more)
     pairs = {f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str)}
     pairs.update(more)
-    # The engine's own tags do not count: in this order they come last.
+    # The engine's own tags do not count towards the limit: in this order they come last.
     known = sorted(filter(is_tag, pairs))
     own = [tag for tag in known if tag.startswith(RESERVED)]
     return (*known[: min(MAX_TAGS, len(known) - len(own))], *own)
 
 
 def system_tag(name: str, value: str) -> str:
-    """Return the value of a tag of the engine; one that is too long is replaced by its hash."""
+    """Return the value of a tag of the engine; a value that is too long is replaced by its hash."""
     if is_tag(f"{name}={value}"):
         return value
     return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
 
 
 def parent_tag(run_id: str) -> str:
-    """Return the tag of the runs that a run started."""
+    """Return the tag of the children of a run."""
     return f"{PARENT}={system_tag(PARENT, run_id)}"
 
 
@@ -50,15 +50,13 @@ def visible_tags(tags: object) -> dict[str, str]:
 
 
 def is_tag(text: str) -> bool:
-    """Return whether this is a tag: `name=value`, of a bounded length, without NUL."""
+    """Return whether a string is a valid tag: `name=value`, of bounded length, without NUL."""
     is_short = len(text) <= MAX_TAG_LENGTH
     return text.find("=") > 0 and is_short and "\0" not in text and is_encodable(text)
 
 
 def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that a user gave a run, or raise `InvalidArgument` for the first that
-    cannot be stored.
-    """
+    """Return the user's tags for a run, or raise `InvalidArgument` for the first invalid one."""
     expected = f"a mapping of at most {MAX_TAGS} names to strings"
     if not isinstance(tags, Mapping) or len(tags) > MAX_TAGS:
         raise InvalidArgument("tags", tags, expected)
@@ -66,10 +64,10 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def changed_tags(metadata: Metadata | None, changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return a run's tags with changes, of which `None` removes a tag."""
+    """Return a run's tags with changes applied; `None` removes a tag."""
     check_tags({name: "" if value is None else value for name, value in changes.items()})
     stored = metadata.get("tags") if metadata else None
-    # Tags that another writer stored are kept, even those that `tags_of` leaves out.
+    # Tags that another writer stored are kept, even if `tags_of` leaves them out.
     tags = {**(stored if type(stored) is dict else {}), **changes}
     remaining = {name: value for name, value in tags.items() if value is not None}
     if len(visible_tags(remaining)) > MAX_TAGS:
@@ -92,6 +90,6 @@ def _check_value(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(parameter, value, "a string", "Write str(value)")
     if not is_tag(f"{name}={value}"):
-        expected = f"a string that, with the tag's name, has less than {MAX_TAG_LENGTH} characters"
+        expected = f"a string that, with the tag's name, has fewer than {MAX_TAG_LENGTH} characters"
         raise InvalidArgument(parameter, value, f"{expected}, without NUL")
     return str.__str__(value)

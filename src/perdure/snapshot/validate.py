@@ -1,8 +1,8 @@
-"""Validation of any object as a snapshot, with checks derived from the TypedDicts of the format.
+"""Validate any object as a snapshot, with checks derived from the TypedDicts of the format.
 
-No code of the object is run: types are compared exactly, and a dict is asked for a key only after
-all its keys are known to be strings. So a hostile object cannot raise, and validation takes time
-linear in the object's size.
+None of the object's code is run: types are compared exactly, and a key is looked up in a dict only
+once all its keys are known to be strings. So a hostile object cannot raise, and validation takes
+linear time.
 """
 
 import json
@@ -50,7 +50,7 @@ Check: TypeAlias = Callable[[Any], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCheck:
-    """The answer of `validate_snapshot`: the snapshot, or every problem with its path."""
+    """The result of `validate_snapshot`: the snapshot, or every problem with its path."""
 
     valid: bool
     snapshot: Snapshot | None
@@ -61,7 +61,7 @@ def validate_snapshot(candidate: object) -> SnapshotCheck:
     """Check any object; every problem is reported with its path, such as `steps["key"].ok`.
 
     None of the object's code is run, and objects must be exactly `dict`, as JSON parsers return
-    them. Unknown fields are allowed, and the values of steps are not looked at.
+    them. Unknown fields are allowed, and the values of steps are not checked.
     """
     flaw = object_flaw(candidate)
     problems = (f"snapshot{flaw}",) if flaw else _check_snapshot(candidate)

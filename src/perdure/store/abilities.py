@@ -1,4 +1,4 @@
-"""Which abilities a store has: asked once, answered by its `capabilities`."""
+"""What a store can do, according to its declared `capabilities`."""
 
 from collections.abc import Callable
 from typing import TypeGuard, TypeVar
@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Store)
 
 
 def capabilities(store: Store) -> Capabilities:
-    """Return what a store declares; only the five methods if it declares nothing."""
+    """Return the declared capabilities; a store that declares none has only the five methods."""
     declared = getattr(store, "capabilities", BASE)
     if not isinstance(declared, Capabilities):
         raise InvalidArgument("store.capabilities", declared, "a perdure.store.Capabilities value")
@@ -48,7 +48,7 @@ def can_schedule(store: Store) -> TypeGuard[ScheduleStore]:
 
 
 def can_queue(store: Store) -> TypeGuard[QueueStore]:
-    """Return whether runs can be in queues."""
+    """Return whether the store supports queues."""
     return capabilities(store).queues
 
 
@@ -63,7 +63,7 @@ def can_transact(store: Store) -> TypeGuard[TransactionStore]:
 
 
 def can_enqueue_in_transaction(store: Store) -> TypeGuard[TransactionalEnqueueStore]:
-    """Return whether runs can be created in a transaction of the caller."""
+    """Return whether runs can be created in the caller's transaction."""
     return capabilities(store).transactional_enqueue
 
 

@@ -1,4 +1,4 @@
-"""Checks of what is given to a store, and the base of its classes."""
+"""Argument checks for stores, and `AsyncCloseable`, the base class of all stores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from perdure.validation import RESERVED, check_int
 
 
 class Header(TypedDict):
-    """What a store keeps of a run beside its snapshot, as fields of the records that write it."""
+    """The fields that a store keeps for a run beside its snapshot."""
 
     version: int
     tags: tuple[str, ...]
@@ -32,7 +32,7 @@ class Header(TypedDict):
 
 
 def header_of(snapshot: Snapshot, size: int = 0) -> Header:
-    """Return the header of a run with this snapshot of so many bytes."""
+    """Return the header of a run whose snapshot is `snapshot`, encoded in `size` bytes."""
     metadata, waits = snapshot.get("metadata"), open_waits(snapshot)
     return {
         "version": version_of(metadata),
@@ -42,7 +42,7 @@ def header_of(snapshot: Snapshot, size: int = 0) -> Header:
 
 
 def rest_of(snapshot: Snapshot, size: int = 0) -> Rest:
-    """Return the state of an unowned run with this snapshot of so many bytes."""
+    """Return the state of an unowned run whose snapshot is `snapshot`, encoded in `size` bytes."""
     awaits = awaits_of(snapshot)
     header = header_of(snapshot, size)
     return Rest(rest_status(snapshot), wake_at_of(snapshot), awaits, **header)
@@ -53,8 +53,8 @@ _store_classes: set[type] = set()
 
 
 def check_store(store: object, parameter: str = "store") -> Store:
-    """Return the store, which must be an object with the five methods."""
-    # Once for each class: every run asks.
+    """Return the store, or raise `InvalidArgument` if it lacks one of the five methods."""
+    # Once per class, because this is called for every run.
     if type(store) in _store_classes:
         return cast(Store, store)
     methods = (getattr(store, name, None) for name in _METHODS)
@@ -70,7 +70,7 @@ def check_store(store: object, parameter: str = "store") -> Store:
 def check_entries(entries: Sequence[Entry], limit: int) -> None:
     """Raise `ValueTooLarge`, naming the step, if an entry has more than `limit` bytes.
 
-    A rest that cannot be stored is `InvalidArgument`.
+    A rest that cannot be stored raises `InvalidArgument`.
     """
     for entry in entries:
         if entry.rest is not None:
@@ -81,14 +81,14 @@ def check_entries(entries: Sequence[Entry], limit: int) -> None:
 
 
 def check_rest(rest: Rest) -> None:
-    """Raise `InvalidArgument` if a run cannot be stored in this state."""
+    """Raise `InvalidArgument` if the rest cannot be stored."""
     if rest.wake_at is not None:
         as_utc(rest.wake_at, "wake_at")
     check_header(rest.version or 0, rest.tags, rest.summary or b"")
 
 
 def check_header(version: int, tags: Sequence[str] | None, summary: bytes) -> None:
-    """Raise `InvalidArgument` for a version, tags or a summary that cannot be stored."""
+    """Raise `InvalidArgument` if the version, the tags or the summary cannot be stored."""
     if type(version) is not int or version < 0:
         check_int(version, "version", minimum=0)
     if tags:
@@ -100,7 +100,7 @@ def check_header(version: int, tags: Sequence[str] | None, summary: bytes) -> No
 def check_tags(tags: Sequence[str]) -> None:
     """Raise `InvalidArgument` unless the tags are sorted, distinct strings `name=value`."""
     expected = f"at most {MAX_TAGS} distinct strings name=value, sorted"
-    # The engine's own tags do not count.
+    # The engine's own tags do not count towards the limit.
     count = sum(not str(tag).startswith(RESERVED) for tag in tags)
     if count > MAX_TAGS or list(tags) != sorted(set(tags)):
         raise InvalidArgument("tags", tags, expected)
@@ -121,4 +121,4 @@ class AsyncCloseable(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what the store opened itself."""
+        """Close everything that the store opened itself."""

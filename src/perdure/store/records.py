@@ -1,7 +1,8 @@
-"""What a store and the engine exchange: frozen records, each one argument or answer of a verb.
+"""Frozen records that the store and the engine exchange, as arguments and results.
 
 Ids are non-empty strings of up to 512 characters without NUL; those that begin with `~` belong to
-the engine. Times are aware UTC datetimes of the store's own clock: the database's, if there is one.
+the engine. Times are aware UTC datetimes by the store's own clock: the database server's, if there
+is one.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,14 @@ from perdure.validation import check_int
 MAX_VALUE_SIZE = 16 * 1024 * 1024
 
 MAX_SUMMARY_SIZE = 1024
-"""How many bytes a summary has at most."""
+"""The maximum size of a summary in bytes."""
 
 INBOX_PAGE = 1000
-"""How many messages a grant contains at most; `InboxStore.inbox` reads the others."""
+"""The maximum number of messages in a grant; `InboxStore.inbox` reads the others."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a store can do. Declared once, read by the engine, checked by the conformance kit."""
+    """What a store can do. The engine relies on it, and the conformance kit checks it."""
 
     journal: bool = False
     lease: Literal["none", "best_effort", "atomic"] = "none"
@@ -45,12 +46,12 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One run as lists and searches return it, without its snapshot.
+    """A run in the result of a list or search, without its snapshot.
 
-    `wake_at` is when the run is due; while it has an owner, when the owner's lease expires, which
-    may have happened. `summary` is what the engine stored about the run (`perdure.snapshot.summary`
-    reads it). `cursor` continues a list after this run. `revision` is set by `summaries` alone: it
-    differs after every grant, release, entry, rest and message.
+    `wake_at` is when the run is due or, while it has an owner, when the owner's lease expires
+    (possibly in the past). `summary` is the engine's summary of the run (`perdure.snapshot.summary`
+    reads it). `cursor` continues a list after this run. `revision` is set only by `summaries`: it
+    changes with every grant, release, entry, rest and message.
     """
 
     id: str
@@ -71,10 +72,10 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """Which runs to find; a run must match every field that is set.
+    """A search for runs; a run must match every field that is set.
 
-    `statuses` and `workflows` match any of their members, `tags` must all be on the run. `since`
-    (inclusive) and `until` (exclusive) are about the last update. Ids that begin with `~` are found
+    A run must have one of the `statuses`, one of the `workflows` and all of the `tags`. `since`
+    (inclusive) and `until` (exclusive) refer to the last update. Ids that begin with `~` are found
     only with a prefix that begins with `~`.
     """
 
@@ -91,9 +92,9 @@ class Query(msgspec.Struct, frozen=True):
 class Page(msgspec.Struct, frozen=True):
     """One page of a search.
 
-    `cursor` continues the search; `None` means that there is nothing more. A page can have few runs
-    or none although the search is not at its end: `searched_until` is then the time (of update, or
-    of creation in a search by tag) up to which runs were examined.
+    `cursor` continues the search; `None` means that the search is complete. A page can have few
+    runs or none before the search is complete; `searched_until` is then the time (of update, or of
+    creation in a search by tag) up to which runs were examined.
     """
 
     runs: tuple[RunSummary, ...]
@@ -102,7 +103,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many runs have this workflow and status; if `capped`, there are at least so many."""
+    """How many runs have this workflow and status; if `capped`, there may be more."""
 
     workflow: str | None
     status: RunStatus
@@ -113,8 +114,8 @@ class Count(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """The right to write a run, until `expires_at` or until another owner takes the run over.
 
-    `epoch` is the fencing token of its writes; the next owner's is higher. `has_messages` is
-    whether there were unconsumed messages in the run's inbox when the lease was granted or renewed.
+    `epoch` is the fencing token of its writes; the next owner's is higher. `has_messages` says that
+    the run's inbox had unconsumed messages when the lease was granted or renewed.
     """
 
     id: str
@@ -125,7 +126,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One event in a run's inbox that was not consumed yet. `payload` is JSON."""
+    """An unconsumed event in a run's inbox. `payload` is JSON."""
 
     id: str
     name: str
@@ -143,7 +144,7 @@ class NewMessage(msgspec.Struct, frozen=True):
 
 
 class Delivery(Enum):
-    """The outcome of one message: in the inbox, a duplicate, no such run, or the run is over."""
+    """The outcome of a message: in the inbox, a duplicate, no such run, or the run is over."""
 
     DELIVERED = "delivered"
     DUPLICATE = "duplicate"
@@ -152,7 +153,7 @@ class Delivery(Enum):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The outcome of one message, and how many unconsumed messages the inbox then had.
+    """The outcome of a message, and how many unconsumed messages the inbox had afterwards.
 
     The number is 0 if the run is unknown or over.
     """
@@ -165,10 +166,9 @@ class Rest(msgspec.Struct, frozen=True):
     """The state of a run that no process owns.
 
     `wake_at` is when the run should be claimed (`None`: never by time). `awaits` are the names of
-    the events that wake it sooner. A run with the status paused has no `wake_at`: only an event in
-    its `awaits` wakes it, or an owner that acquires it. With `delete` nothing is left of the run:
-    it is deleted, as by `delete`, in the same fenced write. `version`, `tags` and `summary` replace
-    the stored ones; `None` leaves them as they are.
+    the events that wake it sooner. A paused run has no `wake_at`: only an awaited event wakes it,
+    or an owner that acquires it. With `delete`, the run is deleted in the same fenced write.
+    `version`, `tags` and `summary` replace the stored ones; `None` leaves them as they are.
     """
 
     status: RunStatus
@@ -185,9 +185,9 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
     `create` is the JSON of a first snapshot: a missing run is created with it. Without it, a
     missing run is not granted. With `existing=False` only a new run is granted, and an existing one
-    stays unchanged. `workflow`, `version`, `tags` and `summary` are those of a new run, which is in
-    no queue. `instead_of` is an owner whose process is known to be gone: its lease is taken over
-    although it is unexpired.
+    stays unchanged. `workflow`, `version`, `tags` and `summary` apply to a new run, which is in no
+    queue. `instead_of` is an owner whose process is known to be gone: its lease is taken over
+    before it expires.
     """
 
     id: str
@@ -203,11 +203,11 @@ class LeaseRequest(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a lease was not granted: another owner has it, or the run is missing, exists already, or
+    """Why a lease was not granted: another owner has it, or the run is missing, already exists, or
     cannot be read.
 
-    `owner` and `expires_at` are those of the unexpired lease, as far as it still exists. `error`
-    says why the run cannot be read.
+    `owner` and `expires_at` describe the unexpired lease, if it still exists. `error` says why the
+    run cannot be read.
     """
 
     id: str
@@ -218,14 +218,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class NewRun(msgspec.Struct, frozen=True):
-    """A run to be created unowned: `snapshot` is JSON.
+    """A run to be created without an owner. `snapshot` is JSON.
 
-    Without `wake_at` the run is due at once, in the order in which runs were enqueued (calls within
-    a few milliseconds have no order); a `head_start` orders it as if it had been enqueued that much
-    earlier. `queue` is empty, a name
-    ("emails"), or a name and a key ("emails/customer-42"). `version` is that of the workflow's
-    definition, from 1; with 0, the first owner determines it. `tags` are sorted strings
-    "name=value". With `rest` the run is created in that state instead of queued.
+    Without `wake_at` the run is due at once. Such runs are claimed in the order they were enqueued
+    (calls within a few milliseconds have no order); with a `head_start`, as if enqueued that much
+    earlier. `queue` is empty, a name ("emails"), or a name and a key ("emails/customer-42").
+    `version` is the version of the workflow's definition, starting at 1; with 0, the first owner
+    determines it. `tags` are sorted strings "name=value". With `rest` the run is created in that
+    state instead of queued.
     """
 
     id: str
@@ -249,12 +249,12 @@ class Drivable(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A lease together with everything its owner needs to continue, read under that lease.
+    """A lease, with everything that its owner needs to continue the run, read under that lease.
 
-    `now` is the store's time of the grant. `inbox` has the first messages, at most `INBOX_PAGE` of
-    them. `takeovers` counts consecutive owners that lost their lease without writing an entry: it
-    expired, or was taken over. Any accepted entry resets it to zero, and so does a rest; a release
-    without an entry neither counts nor resets.
+    `now` is the store's time of the grant. `inbox` has at most the first `INBOX_PAGE` messages.
+    `takeovers` counts consecutive owners whose lease expired or was taken over before they wrote an
+    entry. An accepted entry or rest resets it to zero; a release without an entry leaves it
+    unchanged.
     """
 
     lease: Lease
@@ -268,11 +268,11 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One write of a run's owner, fenced by its epoch.
+    """A write by a run's owner, fenced by its epoch.
 
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
     epoch. With `rest`, `data` is the whole snapshot: it replaces snapshot and journal in one atomic
-    write, the run is stored as `rest` says, the lease is given up and the epoch is closed.
+    write, the run gets the state in `rest`, the lease is released and the epoch is closed.
     `consumes` are the ids of inbox messages that this write consumes.
     """
 
@@ -286,7 +286,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Verdict(Enum):
-    """The outcome of one entry: written, refused because its epoch is stale, or no such run."""
+    """The outcome of an entry: written, refused because its epoch is stale, or no such run."""
 
     ACCEPTED = "accepted"
     FENCED = "fenced"
@@ -301,7 +301,7 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """The runs of one queue, all its keys together: due, owned, and the oldest due wake time.
+    """The number of due and owned runs of a queue, over all its keys, and the oldest due wake time.
 
     A head start makes a wake time earlier.
     """

@@ -1,4 +1,4 @@
-"""The stores of this package, imported when they are first used, and `open_store`."""
+"""The built-in stores, each imported on first use, and `open_store`."""
 
 import sys
 from collections.abc import Callable
@@ -49,7 +49,7 @@ _MODULES = {
     "sqlite": "sqlite",
 }
 
-# For each URL scheme: the function that opens it, and the scheme which that function expects.
+# For each URL scheme: the function that opens it, and the scheme that this function expects.
 _SERVERS = {
     "libsql": ("libsql", "libsql"),
     "libsql+http": ("libsql", "http"),
@@ -69,10 +69,10 @@ _SCHEMES = sorted({"memory", "file", "sqlite", *_SERVERS})
 
 
 class _Names(ModuleType):
-    """Imports a store's module when its name is first used.
+    """Imports a store's module on first use of its name.
 
-    Some modules have the name of their function. Importing such a module would replace the function
-    in this namespace by the module; here the function stays.
+    Some modules have the same name as their function. Importing such a module would normally
+    replace the function in this namespace; this class keeps the function.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -98,10 +98,10 @@ class OpenedStore(Store, Protocol):
 
 
 def open_store(url: str, **options: Any) -> OpenedStore:
-    """Open the store that a URL names; `options` are passed to its constructor.
+    """Open the store at a URL; `options` are passed to its constructor.
 
     URLs are `memory://`, `file:///directory`, `sqlite:///relative.db`, `sqlite:////absolute.db` and
-    the usual ones of servers; a libSQL server over plain HTTP is `libsql+http://host:8080`.
+    the usual server URLs; a libSQL server over plain HTTP is `libsql+http://host:8080`.
 
         store = open_store("sqlite:///workflow.db", prefix="orders:")
     """

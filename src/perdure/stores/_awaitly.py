@@ -8,7 +8,7 @@ from perdure.snapshot import Snapshot, new_snapshot
 
 
 def as_snapshot(document: Any, updated_at: datetime) -> Snapshot:
-    """Return a stored document as a snapshot; a serialized resume state is converted."""
+    """Return a stored document as a snapshot, converting it if it is a serialized resume state."""
     if isinstance(document, dict) and document.get("kind") == "ResumeState":
         snapshot = new_snapshot(now=updated_at)
         snapshot["steps"] = records_of(deserialize_state(document))

@@ -1,4 +1,4 @@
-"""What a `StoreShell` needs of one database."""
+"""The protocols that a database must implement for a `StoreShell`."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -35,7 +35,7 @@ class Ownership(NamedTuple):
 
 
 class PruneRequest(NamedTuple):
-    """Which runs to prune. `statuses` are not empty; `workflow` and `tags` restrict further."""
+    """Which runs to prune. `statuses` is not empty; `workflow` and `tags` restrict further."""
 
     older_than: timedelta
     statuses: Sequence[RunStatus]
@@ -49,27 +49,27 @@ class Backend(Protocol):
     """One database behind a `StoreShell`.
 
     Ids do not include the store's prefix, which a backend adds to form its keys; queues and tags
-    belong to the runs that have the prefix. Times are aware datetimes: those of arguments in UTC,
-    those in records (`NewRun`, `Rest`) in any time zone. Batches are not empty, and limits and the
-    counts of queues are at least 1. A run that is due at once has the wake time `now - head_start`.
-    The docstrings of `perdure.store` define what each verb must do.
+    belong to the runs that have the prefix. Times are aware datetimes: arguments are in UTC, fields
+    of records (`NewRun`, `Rest`) in any time zone. Batches are not empty, and limits, including
+    those of queues, are at least 1. A run that is due at once has the wake time `now - head_start`.
+    The docstrings of `perdure.store` define what each method must do.
     """
 
     @property
     def documents(self) -> KeyValueBackend:
-        """The documents beside the runs; their table is created when they are first used."""
+        """The documents beside the runs; their table is created on first use."""
         ...
 
     async def open(self) -> None:
-        """Set the database up: connect, migrate, check its settings. Called before any verb."""
+        """Connect, migrate, and check the server's settings. Called before any other method."""
         ...
 
     def forget_loop(self) -> None:
-        """Drop what was bound to an event loop that has ended; `open` is not called again."""
+        """Drop everything bound to an event loop that has ended; `open` is not called again."""
         ...
 
     async def close(self) -> None:
-        """Close what `open` opened; called once."""
+        """Close everything that `open` opened. Called once."""
         ...
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None: ...
@@ -128,12 +128,12 @@ class Backend(Protocol):
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]: ...
 
     async def counts(self, query: Query, cap: int) -> Sequence[Count]:
-        """Count runs; the query restricts nothing but statuses and workflows."""
+        """Count runs; the query filters by status and workflow only."""
         ...
 
 
 class TransactionBackend(Backend, Protocol):
-    """A backend whose transaction can hold a user's writes beside a step's record."""
+    """A backend that can commit a user's writes and a step's record in one transaction."""
 
     async def transact(
         self, id: str, epoch: int, work: Callable[[Any], Awaitable[Entry]]

@@ -1,4 +1,4 @@
-"""The option `durability` of the stores that have it, and what it promises."""
+"""The `durability` option of some stores, and what each value promises."""
 
 from typing import Literal, TypeAlias
 
@@ -8,11 +8,11 @@ Durability: TypeAlias = Literal["full", "normal"]
 
 
 def check_durability(durability: object) -> None:
-    """Raise unless the value is a durability."""
+    """Raise `InvalidArgument` unless the value is a valid durability."""
     if durability not in ("full", "normal"):
         raise InvalidArgument("durability", durability, '"full" or "normal"')
 
 
 def survives(durability: Durability) -> Literal["process_crash", "power_loss"]:
-    """Return which failure a write survives once it has returned."""
+    """Return which failure a completed write survives."""
     return "power_loss" if durability == "full" else "process_crash"

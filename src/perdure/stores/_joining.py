@@ -1,4 +1,4 @@
-"""Creating runs in a transaction of the caller."""
+"""Create runs in the caller's transaction."""
 
 import sys
 from collections.abc import Sequence
@@ -12,17 +12,18 @@ from perdure.stores._queueing import in_order
 from perdure.stores._shell import StoreShell
 
 _NO_TRANSACTION = (
-    "Begin one first, for example by `async with session.begin()`: without it, the run would exist "
-    "whatever becomes of your own writes. To start a run by itself, call trigger without connection"
+    "Begin one first, for example by `async with session.begin()`: without it, the run would "
+    "exist even if your own writes are rolled back. To start a run on its own, call trigger "
+    "without connection"
 )
 
 
 class JoiningBackend(Backend, Protocol):
-    """A backend that can write in a transaction of the caller.
+    """A backend that can write in the caller's transaction.
 
-    `connection` is the caller's own or, if it was one of SQLAlchemy, the driver's behind it;
-    `begun` says that SQLAlchemy has begun a transaction, of which the driver may not know yet. The
-    backend refuses a connection that does not fit.
+    `connection` is the caller's connection, or the driver's connection behind it if the caller
+    passed one of SQLAlchemy. `begun` says that SQLAlchemy has begun a transaction, even if the
+    driver does not know of it yet. The backend rejects an unsuitable connection.
     """
 
     async def enqueue_in(
@@ -30,7 +31,7 @@ class JoiningBackend(Backend, Protocol):
     ) -> Sequence[bool]: ...
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
-        """Return a run as the transaction sees it; the connection was checked."""
+        """Return a run as the transaction sees it; the connection was already checked."""
         ...
 
 
@@ -38,14 +39,14 @@ JB = TypeVar("JB", bound=JoiningBackend)
 
 
 class JoiningShell(StoreShell[JB]):
-    """A store that can create runs in a transaction of the caller."""
+    """A store that can create runs in the caller's transaction."""
 
     async def enqueue_in(
         self, connection: Any, runs: Sequence[NewRun], /
     ) -> Sequence[Snapshot | None]:
         """Create runs in the transaction that is open on the caller's connection.
 
-        Return `None` for each that was created, and the snapshot of each that existed already.
+        Return `None` for each run that was created, and the snapshot of each that already existed.
         """
         await self._life.ready()
         for run in runs:
@@ -58,7 +59,7 @@ class JoiningShell(StoreShell[JB]):
         ]
 
     async def _existing_in(self, connection: Any, id: str) -> Snapshot:
-        """Return a run that existed: a transaction may have begun before it was created."""
+        """Return an existing run, even if the transaction began before it was created."""
         snapshot = await self._backend.load_in(connection, id) or await self._backend.load(id)
         if snapshot is None:
             raise StoreError(f"run {id!r} existed and was deleted in the meantime; try again")
@@ -66,16 +67,16 @@ class JoiningShell(StoreShell[JB]):
 
 
 async def driver_connection(connection: Any) -> tuple[Any, bool]:
-    """Return the driver's connection of one of SQLAlchemy, and whether it was one."""
+    """Return the driver's connection, and whether it was wrapped by SQLAlchemy."""
     sqlalchemy = sys.modules.get("sqlalchemy.ext.asyncio")
     if sqlalchemy is None:
-        # It was not imported, so this cannot be one of its objects.
+        # SQLAlchemy was not imported, so this cannot be one of its objects.
         return connection, False
     if isinstance(connection, sqlalchemy.AsyncSession | sqlalchemy.async_scoped_session):
         connection = await connection.connection()
     if not isinstance(connection, sqlalchemy.AsyncConnection):
         return connection, False
-    # SQLAlchemy begins the transaction of the driver with the first statement that it sends.
+    # SQLAlchemy begins the driver's transaction only with the first statement that it sends.
     await connection.exec_driver_sql("SELECT 1")
     raw = await connection.get_raw_connection()
     return raw.driver_connection, True

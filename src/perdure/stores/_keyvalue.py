@@ -1,7 +1,7 @@
-"""The verbs of key-value stores on databases, and of the documents of stores, written once.
+"""The public methods of key-value stores on databases, and of the documents of stores.
 
-`KeyValueShell` checks arguments, sets the backend up when it is first used, adds its prefix and
-matches patterns. A `KeyValueBackend` does what is special about one database.
+`KeyValueShell` checks arguments, sets the backend up on first use, adds its prefix and matches
+patterns. A `KeyValueBackend` contains what is specific to one database.
 """
 
 from abc import ABC, abstractmethod
@@ -16,17 +16,17 @@ from perdure.stores._lifecycle import Lifecycle
 from perdure.validation import check_id, is_encodable
 
 MAX_KEY_BYTES = 2_500
-"""The longest stored key of a document: an index of PostgreSQL or MySQL has no room for more."""
+"""The longest stored key of a document: indexes of PostgreSQL and MySQL cannot hold more."""
 
 SETS_PER_SWEEP = 100
-"""How often expired keys are deleted where a sweep would slow down every write."""
+"""Expired keys are deleted every so many writes, where a sweep with each would be too slow."""
 
 
 class KeyValueBackend(ABC):
     """Strings under keys in one table, collection or directory of a database.
 
-    All its keys begin with `prefix`, which is part of the keys in the arguments and in the results.
-    Expired keys are invisible at once, and removed eventually.
+    All keys begin with `prefix`, in arguments and results alike. Expired keys are invisible at
+    once, and removed eventually.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -34,15 +34,15 @@ class KeyValueBackend(ABC):
 
     @abstractmethod
     async def set_up(self) -> None:
-        """Create the table; called before the first verb. Concurrent callers are safe."""
+        """Create the table. Called before any other method, possibly concurrently."""
 
     @abstractmethod
     async def get(self, keys: Sequence[str]) -> Mapping[str, str]:
-        """Return the values of the keys that exist and have not expired; there is a key."""
+        """Return the values of the keys that exist and have not expired; `keys` is not empty."""
 
     @abstractmethod
     async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        """Store the value and its time to live in place of previous ones."""
+        """Store the value and its time to live, replacing previous ones."""
 
     @abstractmethod
     async def delete(self, key: str) -> bool:
@@ -58,14 +58,14 @@ class KeyValueBackend(ABC):
 
     @abstractmethod
     async def replace(self, key: str, old: str | None, new: str | None) -> bool:
-        """Replace the value if it is `old`, without a time to live; return whether it was.
+        """Replace the value if it is `old`; return whether it was.
 
-        Not both of them are `None`.
+        The new value has no time to live. `old` and `new` are not both `None`.
         """
 
 
 class KeyValueShell:
-    """The public verbs. `ready` is called before each of them."""
+    """The public methods. Each of them calls `ready` first."""
 
     def __init__(self, backend: KeyValueBackend, ready: Callable[[], Awaitable[None]]) -> None:
         self._backend = backend
@@ -118,7 +118,7 @@ class KeyValueShell:
         return keys if pattern == f"{literal}*" else [k for k in keys if glob_match(pattern, k)]
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
-        """Replace `old` by `new` atomically, if it is the value; `None` stands for a missing key.
+        """Replace the value atomically if it is `old`; `None` stands for a missing key.
 
         Return whether it was replaced. The new value has no time to live.
         """
@@ -133,7 +133,7 @@ class KeyValueShell:
         return await self._backend.replace(stored, old, new)
 
     def _key(self, key: str) -> str:
-        """Return the stored key of a checked one."""
+        """Check the key and return it with the prefix."""
         self._check(key, "key")
         return self._backend.prefix + key
 
@@ -146,10 +146,10 @@ class KeyValueShell:
 
 
 class DatabaseKeyValue(KeyValueShell, AsyncCloseable):
-    """A `KeyValueStore` with compare-and-set, in a database of its own connections.
+    """A `KeyValueStore` with compare-and-set, which has its own connections to a database.
 
-    `name` is the database's, for messages; `open`, `close`, `forget_loop` and `any_loop` are about
-    its connections, as in `Lifecycle`.
+    `name` is the database's name in messages; `open`, `close`, `forget_loop` and `any_loop` manage
+    the connections, as in `Lifecycle`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class DatabaseKeyValue(KeyValueShell, AsyncCloseable):
 
 
 class StoreDocuments(KeyValueShell):
-    """The documents of a store: all databases accept the same keys and values.
+    """The documents of a store, with the same limits on keys and values for every database.
 
     `check_size` raises for a value that the store does not accept.
     """
@@ -211,14 +211,14 @@ class StoreDocuments(KeyValueShell):
 async def keys_with_prefix(
     keys: Callable[[str], Awaitable[Iterable[str]]], prefix: str
 ) -> Iterable[str]:
-    """Return the keys that begin with a prefix, which is literal even if it contains `*`."""
+    """Return the keys that begin with a prefix; a `*` in the prefix is literal."""
     found = await keys(prefix.partition("*")[0] + "*")
     return [key for key in found if key.startswith(prefix)]
 
 
 def scope_of(prefix: str) -> str:
-    """Return what the documents of a store begin with, which no other store's begin with.
+    """Return the prefix of a store's documents, which no other store shares.
 
-    With the bare prefix, the store whose prefix is empty would have the documents of all others.
+    With the bare prefix, a store whose prefix is empty would see the documents of all others.
     """
     return f"{len(prefix)}:{prefix}"

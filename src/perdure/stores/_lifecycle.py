@@ -8,14 +8,14 @@ from perdure.errors import StoreClosed, StoreError
 
 
 class Lifecycle:
-    """Sets a store up on first use and refuses calls when it cannot be used.
+    """Sets a store up on first use, and rejects calls when it cannot be used.
 
     Concurrent first calls wait for one set-up; if it fails, the next call tries again. A store
     belongs to the event loop that first used it. Once that loop has ended, the next loop takes the
-    store over, and `on_move` is called to drop what was bound to the old one. With `any_loop` a
-    store has nothing that is bound to a loop, and `set_up` may run in several loops at once.
+    store over, and `on_move` is called to drop everything bound to the old one. With `any_loop`,
+    nothing in the store is bound to a loop, and `set_up` may run in several loops at once.
 
-        await self._life.ready()  # first line of every verb
+        await self._life.ready()  # first line of every public method
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Lifecycle:
             raise StoreClosed(f"this {self._name} store is closed; open a new one")
 
     def close(self) -> bool:
-        """Refuse calls from now on; return whether the store was open."""
+        """Reject calls from now on; return whether the store was open."""
         was_open = not self.is_closed
         self.is_closed = True
         if was_open and self._loop is not None and self._loop.is_closed():
-            self._on_move()  # what belongs to a loop that has ended cannot be closed
+            self._on_move()  # connections of a loop that has ended cannot be closed
         return was_open
 
     def _bind_loop(self) -> None:

@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\?|\$\d|%s")
 
 
 class Migration(NamedTuple):
-    """One change of a schema: a template that needs the names of the tables."""
+    """One schema change: a template to be filled with the names of the tables."""
 
     version: int
     name: str
@@ -53,7 +53,8 @@ def pending(
 def announced(migrations: Sequence[Migration], table: str) -> Iterator[Migration]:
     """Yield the migrations, and log each before it is applied.
 
-    One that rebuilds a large table takes minutes, in which the process would otherwise be silent.
+    A migration that rebuilds a large table takes minutes, during which the process would otherwise
+    be silent.
     """
     total = len(migrations)
     for done, migration in enumerate(migrations):
@@ -68,7 +69,7 @@ def announced(migrations: Sequence[Migration], table: str) -> Iterator[Migration
 def whole_script(
     migrations: Sequence[Migration], create: str, record: str, fill: Callable[[str], str]
 ) -> str:
-    """Return all migrations as one script, which records them as applied.
+    """Return all migrations as one script that also records them as applied.
 
     `create` creates the table of applied migrations, `record` inserts a version and a name into it,
     `fill` fills in the names of the tables.

@@ -1,7 +1,7 @@
-"""Connections to a database server: a few that a store opens and keeps, or those of a user's pool.
+"""Connections to a database server: a small pool of the store's own, or the user's pool.
 
-The backends' subclasses contain what depends on the driver. `stores._lifecycle` decides when the
-connections of an event loop that has ended are dropped.
+Backends subclass these pools for their driver. `stores._lifecycle` decides when the connections of
+an event loop that has ended are dropped.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
 
 
 class Pool(Protocol):
-    """Where a statement or transaction gets its connection; `where` names the server in errors."""
+    """A source of connections; `where` names the server in errors."""
 
     where: str
 
@@ -32,15 +32,15 @@ class Pool(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connections that were opened here."""
+        """Close the connections that this pool opened."""
         ...
 
 
 class ConnectionPool(ABC):
-    """At most `limit` connections, opened when needed and kept.
+    """At most `limit` connections, opened on demand and kept open.
 
     The drivers' own pools create a task whenever a connection is returned, and asyncpg's also
-    resets the session: together a fifth of the time of a commit.
+    resets the session; together this takes a fifth of the time of a commit.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ConnectionPool(ABC):
             raise
 
     async def release(self, connection: Any, *, reusable: bool) -> None:
-        """Keep a reusable connection for the next caller; abort any other."""
+        """Keep the connection for the next caller if it is reusable; otherwise abort it."""
         if reusable and not self._is_closed and self._is_open(connection):
             self._idle.append((connection, self._clock.monotonic()))
         else:
@@ -77,7 +77,7 @@ class ConnectionPool(ABC):
         self._free.release()
 
     async def connect(self) -> Any:
-        """Open a connection beside those of `acquire`, retrying for up to `connect_timeout`."""
+        """Open a connection outside the pool's limit, retrying for up to `connect_timeout`."""
         began = self._clock.monotonic()
         pause = _FIRST_PAUSE
         while not self._is_closed:
@@ -124,7 +124,7 @@ class ConnectionPool(ABC):
         """Return whether the driver considers the connection open."""
 
     async def _is_alive(self, connection: Any, idle_seconds: float) -> bool:
-        """Return whether a connection that was idle for that long can be used."""
+        """Return whether a connection that was idle for this long can be used."""
         return self._is_open(connection)
 
     @abstractmethod
@@ -137,7 +137,7 @@ class ConnectionPool(ABC):
 
 
 class BorrowedPool:
-    """A driver's pool that the user passed in: used, and never closed here."""
+    """A driver's pool that the user passed in, and that is never closed here."""
 
     where = "the pool that was passed in"
 

@@ -5,7 +5,7 @@ _FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000
 
 
 def end_of_prefix(prefix: str) -> str | None:
-    """Return the first string after all that begin with `prefix`; `None` if there is none."""
+    """Return the smallest string above all that begin with `prefix`; `None` if there is none."""
     shorter = prefix.rstrip(_LAST)
     if not shorter:
         return None

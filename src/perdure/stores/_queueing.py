@@ -1,4 +1,4 @@
-"""Queues as a store is asked for them, and the order of runs that are enqueued together."""
+"""Limits per queue in a claim, and the order of runs that are enqueued together."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]:
-    """Return how many runs each queue may yield; "" stands for the runs in no queue."""
+    """Return the limit for each queue; "" stands for runs in no queue."""
     asked = {"": limit} if queues is None else queues
     for name, most in asked.items():
         check_prefix(name, "queues")
@@ -24,8 +24,8 @@ def queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]
 def in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
     """Return the runs with wake times that differ, so that they become due in this order.
 
-    They differ by microseconds. Of runs that are due at once, the last is due when it is created
-    and the others before: all of them are.
+    They differ by microseconds. Of runs that are due at once, the last gets the time of its
+    creation and the others earlier times, so all of them are due.
     """
     if len(runs) == 1:
         return runs

@@ -1,4 +1,4 @@
-"""Runs that cannot be read: named in an error, and left out of claims."""
+"""Handle runs that cannot be read: name them in errors, and leave them out of claims."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,8 +17,9 @@ from perdure.store import Grant, Lease, Message
 
 logger = logging.getLogger(__name__)
 
-# How long an unreadable run is not claimed: at first short enough for one that is repaired, or that
-# newer processes of a deployment can read; in the end long enough to cost nothing.
+# How long an unreadable run is not claimed. The first delay is short, because the run may be
+# repaired, or a newer process of a rolling deployment may be able to read it; the longest delay is
+# so long that retries cost nothing.
 FIRST_SETBACK, LONGEST_SETBACK = timedelta(seconds=10), timedelta(hours=1)
 _MOST_SETBACKS = 10_000
 
@@ -26,7 +27,7 @@ _UNREADABLE: tuple[type[Exception], ...] = (CodecError, SnapshotFormatError, Sta
 
 
 class Unreadable(NamedTuple):
-    """A granted lease whose run cannot be read, and why. `now` is the time of the grant."""
+    """A granted lease whose run cannot be read, and the error. `now` is the time of the grant."""
 
     lease: Lease
     now: datetime
@@ -47,7 +48,7 @@ class Release(Protocol):
 class reading:  # noqa: N801  # a context manager, like contextlib.suppress
     """Raises `StoreCorrupted`, naming the run, if its data cannot be read.
 
-    `errors` are the driver's exceptions for such data.
+    `errors` are the driver's exceptions for unreadable data.
     """
 
     __slots__ = ("_errors", "_id")
@@ -67,7 +68,7 @@ class reading:  # noqa: N801  # a context manager, like contextlib.suppress
 def merged(snapshot: object, *deltas: object) -> Snapshot:
     """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`.
 
-    The snapshot is the caller's own: it may be returned as it is.
+    The snapshot belongs to the caller, and may be returned as it is.
     """
     if not deltas and is_merged(snapshot):
         return cast("Snapshot", snapshot)
@@ -98,20 +99,20 @@ def read_grant(
 
 
 class Setbacks:
-    """Runs that could not be read, as far as this process has met them, and their last delays."""
+    """Runs that this process could not read, and the last delay of each."""
 
     def __init__(self) -> None:
         self._delays: dict[str, timedelta] = {}
 
     async def postpone(self, unreadable: Sequence[Unreadable], release: Release) -> bool:
-        """Log runs that are new here and release them for later; return whether that succeeded."""
+        """Release unreadable runs for later, logging new ones; return whether that succeeded."""
         for lease, now, error in unreadable:
             delay = self._grow(lease.id, error)
             try:
                 await release([lease], wake_at=now + delay)
             except StoreError as failure:
-                # Readable runs of the same claim must not be lost; these leases expire by
-                # themselves.
+                # The readable runs of the same claim must not be lost. The leases of the others
+                # will expire.
                 logger.warning("unreadable runs stay leased until their leases expire: %s", failure)
                 return False
         return True
@@ -133,7 +134,7 @@ async def claim_readable(
     queues: Mapping[str, int],
     postpone: Callable[[Sequence[Unreadable]], Awaitable[bool]],
 ) -> list[Grant]:
-    """Return up to `limit` claimed runs that can be read, at most so many of each queue."""
+    """Claim up to `limit` readable runs, within the limits of their queues."""
     grants: list[Grant] = []
     left = dict(queues)
     while len(grants) < limit and left:

@@ -1,4 +1,4 @@
-"""Queries: checked, continued by cursors, and answered in Python where no database can."""
+"""Check queries, read and write their cursors, and answer them in Python where no database can."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,21 +15,21 @@ from perdure.stores._prefix import end_of_prefix
 from perdure.validation import check_flag, check_id, check_prefix
 
 EXAMINED = 20_000
-"""How many runs one search examines at most."""
+"""The maximum number of runs that one search examines."""
 
 
 class Position(NamedTuple):
-    """The place of a run in a search: the time by which it is ordered, and its id."""
+    """The position of a run in a search: the time by which it is ordered, and its id."""
 
     time: datetime
     id: str
 
 
 class Found(NamedTuple):
-    """What a backend found, in order.
+    """The runs that a backend found, in order.
 
-    `stopped_at` is the last run that was examined if the search stopped because it had examined
-    `EXAMINED` runs; otherwise it stopped because it had found enough, or at the end.
+    `stopped_at` is the last run that was examined, if the search stopped after examining `EXAMINED`
+    runs. It is `None` if the search found enough runs or reached the end.
     """
 
     runs: Sequence[RunSummary]
@@ -62,7 +62,7 @@ def check_query(query: Query) -> Query:
 
 
 def is_counted_by_index(query: Query) -> bool:
-    """Return whether the query restricts nothing but statuses and workflows."""
+    """Return whether the query filters by status and workflow only."""
     return query == Query(statuses=query.statuses, workflows=query.workflows)
 
 
@@ -72,7 +72,7 @@ def shows_system_runs(query: Query) -> bool:
 
 
 def page_of(query: Query, found: Found, limit: int) -> Page:
-    """Return the page with what a search for up to `limit` runs has found."""
+    """Return the results of a search for up to `limit` runs as a page."""
     runs = tuple(with_cursor(query, run) for run in found.runs)
     if len(runs) == limit:
         return Page(runs, runs[-1].cursor)
@@ -87,7 +87,7 @@ def with_cursor(query: Query, run: RunSummary) -> RunSummary:
 
 
 def position_of(query: Query, run: RunSummary) -> Position:
-    """Return the place of a run among those that the query finds."""
+    """Return the position of a run in the results of the query."""
     time = run.created_at if query.tags else None
     return Position(run.updated_at if time is None else time, run.id)
 
@@ -107,7 +107,7 @@ def read_cursor(cursor: str | None) -> Position | None:
 
 
 def matches(query: Query, run: RunSummary) -> bool:
-    """Return whether a run is one of those that the query finds."""
+    """Return whether a run matches the query."""
     return (
         run.id.startswith(query.prefix)
         and (shows_system_runs(query) or not run.id.startswith("~"))
@@ -121,7 +121,7 @@ def matches(query: Query, run: RunSummary) -> bool:
 
 
 def find(runs: Iterable[RunSummary], query: Query, limit: int, after: Position | None) -> Found:
-    """Return what a search among these runs finds; all of them are examined."""
+    """Search these runs; all of them are examined."""
     placed = ((position_of(query, run), run) for run in runs if matches(query, run))
     if after is not None:
         oldest_first = query.oldest_first
@@ -145,7 +145,7 @@ def queue_ranges(prefix: str, after: str) -> Iterator[tuple[str, str | None]]:
 
     Names that begin with `~` are left out, unless the prefix does.
     """
-    # A name has no NUL: nothing is between a name and that name followed by U+0001.
+    # A name contains no NUL, so nothing sorts between a name and that name followed by U+0001.
     first = max(prefix, after + "\x01")
     ranges: Sequence[tuple[str, str | None]] = [(first, end_of_prefix(prefix))]
     if not prefix:

@@ -1,8 +1,8 @@
-"""The public verbs of a store, written once for all backends.
+"""The public methods of a store, written once for all backends.
 
-`StoreShell` checks arguments, measures sizes, sets the backend up when it is first used, reads and
-writes cursors, and skips runs that cannot be read. A `Backend` does what is special about one
-database and may rely on checked arguments.
+`StoreShell` checks arguments, measures sizes, sets the backend up on first use, reads and writes
+cursors, and skips runs that cannot be read. A `Backend` contains what is specific to one database,
+and may rely on checked arguments.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -74,10 +74,10 @@ NB = TypeVar("NB", bound=NotifyBackend)
 
 
 class StoreShell(AsyncCloseable, Generic[B]):
-    """A store: a backend, and what all stores have in common around it.
+    """A store: a backend, wrapped in what all stores have in common.
 
-    `name` is the name of the database in error messages. A store whose connections belong to an
-    event loop cannot be used in a second one, unless `any_loop` is set.
+    `name` names the database in error messages. A store whose connections belong to an event loop
+    cannot be used in a second one, unless `any_loop` is set.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class StoreShell(AsyncCloseable, Generic[B]):
     def documents(self) -> Documents:
         """Strings under keys in the same database, with compare-and-set and times to live.
 
-        They open and close with the store, and no store with another prefix sees them. A key is a
-        non-empty string of at most 512 characters, a value is as large as a snapshot may be;
-        neither contains NUL.
+        They open and close with the store, and are not visible to stores with another prefix. A key
+        is a non-empty string of at most 512 characters; a value may be as large as a snapshot.
+        Neither may contain NUL.
         """
-        # Not cached: a reference to the store inside itself would delay its collection.
+        # Not cached: the reference cycle would delay the store's garbage collection.
         return StoreDocuments(self._backend.documents, self._documents_ready, self._check_size)
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run by `snapshot`; the run's previous owner is fenced out."""
+        """Replace the whole run with `snapshot`; the run's previous owner is fenced out."""
         check_id(id)
         data = codec.dumps(snapshot)
         rest = rest_of(snapshot, len(data))
@@ -160,7 +160,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return await self._backend.append(entries) if entries else []
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
-        """Return for each request its lease and the run read under it, or the reason why not."""
+        """Return a lease and the run read under it, or a refusal, for each request."""
         await self._life.ready()
         for request in requests:
             self._check_request(request)
@@ -178,8 +178,8 @@ class StoreShell(AsyncCloseable, Generic[B]):
             for request, answer in zip(requests, answers, strict=True)
             if not isinstance(answer, Grant)
         ]
-        # Asked only after a refusal, which is rare. The owner may have changed since then: what is
-        # taken over by `instead_of` is compared with the owner again.
+        # An extra query, but only after a refusal, which is rare. The owner may have changed in the
+        # meantime; this is safe, because a takeover with `instead_of` compares the owner again.
         owners = await self._backend.owners(refused) if refused else ()
         ownerships = dict(zip(refused, owners, strict=True))
         return [
@@ -200,7 +200,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
             await self._backend.release(leases, at)
 
     async def enqueue(self, runs: Sequence[NewRun], /) -> Sequence[bool]:
-        """Create runs that wait for a claim; return `False` for each id that existed already."""
+        """Create runs that wait for a claim; return `False` for each id that already existed."""
         await self._life.ready()
         for run in runs:
             self._check_new(run)
@@ -304,7 +304,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return await self._backend.prune(request)
 
     async def stats(self) -> Stats:
-        """Count the runs by status and queue, and find the oldest due one."""
+        """Count the runs by status and queue, and find the oldest due run."""
         await self._life.ready()
         return await self._backend.stats()
 
@@ -342,7 +342,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
 
     @property
     def _max_value_size(self) -> int:
-        """The largest value that the backend accepts, known once it is set up."""
+        """The largest value that the backend accepts; known once it is set up."""
         return self.capabilities.max_value_size
 
     def _check_size(self, what: str, data: bytes) -> None:
@@ -381,7 +381,7 @@ class TransactionShell(StoreShell[TB]):
     ) -> Verdict:
         """Commit what `work` writes on the store's connection together with the entry it returns.
 
-        With an epoch that is older or closed, `work` is not called.
+        If the epoch is old or closed, `work` is not called.
         """
         check_id(id)
         await self._life.ready()
@@ -402,7 +402,7 @@ class NotifyShell(StoreShell[NB]):
     async def notifications(self) -> AsyncIterator[None]:
         """Yield whenever a run may have become due, in any process; end when the store closes."""
         await self._life.ready()
-        # Closed here, and not by the garbage collector: it may hold a connection.
+        # Closed explicitly, not by the garbage collector, because it may hold a connection.
         async with aclosing(self._backend.notifications()) as notifications:
             async for notification in notifications:
                 yield notification

@@ -1,4 +1,4 @@
-"""Datetimes as integer microseconds since 1970, the form in which stores keep and compare them."""
+"""Convert datetimes to integer microseconds since 1970, as stores keep and compare them."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,8 +1,8 @@
-"""Notifications of stores that cannot push them: a thread looks for a change every 20 ms.
+"""Notifications for stores that cannot push them: a thread checks for changes every 20 ms.
 
-Each listener has a thread of its own. The disk may be slow, and the event loop must not wait for
-it; while nothing becomes due, the loop is not woken at all. Measured on two cores, an idle thread
-takes 0.4 to 0.6 % of one core, a timer in the event loop takes 0.8 %.
+Each listener has its own thread: the disk may be slow, and the event loop must not wait for it.
+While nothing becomes due, the loop is not woken at all. Measured on two cores, an idle thread takes
+0.4 to 0.6 % of one core, and a timer in the event loop 0.8 %.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ INTERVAL_SECONDS = 0.02
 
 
 class Notifications:
-    """Listeners of a store that is looked at regularly.
+    """The listeners of a store that must be polled.
 
-    `watch` is entered in the thread of a listener. It returns a function that returns whether a run
-    may have become due since its last call; the first call is about everything before it.
+    `watch` is entered in the listener's thread. It yields a function that returns whether a run may
+    have become due since its previous call, or ever before its first call.
     """
 
     def __init__(self, watch: Callable[[], AbstractContextManager[Look]]) -> None:
@@ -30,7 +30,7 @@ class Notifications:
         self._is_closed = False
 
     async def listen(self) -> AsyncGenerator[None]:
-        """Yield whenever a look finds something; end when the store closes."""
+        """Yield whenever a check finds a change; end when the store closes."""
         listener = _Listener(self._watch, self._forget)
         with self._lock:
             if self._is_closed:
@@ -44,7 +44,7 @@ class Notifications:
             listener.stop()
 
     def stop(self) -> Sequence[Thread]:
-        """Signal all threads to end, without waiting for them; return those that were running."""
+        """Ask all threads to end, without waiting for them; return those that were running."""
         with self._lock:
             self._is_closed = True
             listeners = list(self._listeners)
@@ -64,7 +64,7 @@ class Notifications:
 
 
 class _Listener:
-    """A thread that looks, and the coroutine that waits for what it finds."""
+    """A thread that checks for changes, and the coroutine that waits for them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class _Listener:
         self._error: Exception | None = None
 
     async def next(self) -> bool:
-        """Wait until a look finds something; return `False` once there can be no more."""
+        """Wait until a check finds a change; return `False` once the listener has stopped."""
         await self._changed.wait()
         self._changed.clear()
         if self._error is not None:
@@ -89,7 +89,7 @@ class _Listener:
         return not self._is_over
 
     def stop(self) -> None:
-        """Signal the thread to end; `next` returns `False` then."""
+        """Ask the thread to end; `next` then returns `False`."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -110,7 +110,7 @@ class _Listener:
         try:
             self._loop.call_soon_threadsafe(self._changed.set)
         except RuntimeError:
-            # The loop was closed in the meantime: nothing waits any more.
+            # The loop was closed in the meantime, so nothing waits any longer.
             self._stopping.set()
 
 

@@ -22,11 +22,11 @@ class ApprovalCalls:
     def approvals(
         self, *, to: str | None = None, limit: int = 100, after: str | None = None
     ) -> ApprovalPage:
-        """Return open approvals, of everyone or those that ask `to`, of up to `limit` runs."""
+        """Return open approvals of up to `limit` runs, all of them or those addressed to `to`."""
         return self._call(self._client.approvals(to=to, limit=limit, after=after))
 
     def find_approval(self, token: str) -> OpenApproval:
-        """Return what a token asks for; raise as an answer to it would."""
+        """Return the approval that a token belongs to; raise the same errors as an answer."""
         return self._call(self._client.find_approval(token))
 
     def approve(
@@ -38,16 +38,16 @@ class ApprovalCalls:
         choice: str | None = None,
         value: object = None,
     ) -> OpenApproval:
-        """Approve what a run asks for, and return what that was.
+        """Approve a request of a run, and return the request.
 
-        The first answer counts: afterwards `AlreadyAnswered` is raised, or `TooLate`.
+        The first answer counts: afterwards, `AlreadyAnswered` or `TooLate` is raised.
         """
         return self._call(self._client.approve(token, by=by, note=note, choice=choice, value=value))
 
     def reject(self, token: str, *, by: str = "", note: str = "") -> OpenApproval:
-        """Reject what a run asks for, and return what that was."""
+        """Reject a request of a run, and return the request."""
         return self._call(self._client.reject(token, by=by, note=note))
 
     def answer(self, token: str, payload: Any = None, *, by: str = "") -> OpenApproval:
-        """Answer a callback, or approve with a value; return what was asked."""
+        """Answer a callback, or approve with a value; return the request."""
         return self._call(self._client.answer(token, payload, by=by))

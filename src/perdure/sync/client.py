@@ -1,4 +1,4 @@
-"""The verbs of `perdure.Client` as plain calls."""
+"""The methods of `perdure.Client` as plain calls."""
 
 import asyncio
 import os
@@ -41,18 +41,18 @@ class _Connection:
         around: Iterable[Middleware],
     ) -> None:
         self.client = asynchronous.Client(store, workflows=workflows, around=around)
-        # Also a store that was passed in: its connections belong to the loop of the portal, and
-        # code without a loop has no other way to close them.
+        # Even a store that was passed in is closed: its connections belong to the portal's loop,
+        # and code without a loop has no other way to close them.
         self.portal = Portal(self.client.store.close)
 
 
 class Client(ApprovalCalls):
-    """Starts, signals, cancels and retries runs, and asks for them, without an event loop.
+    """Starts, signals, cancels, retries and reads runs, without an event loop.
 
-    For Flask, Django views and scripts; any number of threads may share it. Its verbs are those of
-    `perdure.Client`. They run in a background thread, which the first call starts. `close` or
-    `with` ends it and closes the store, and so does the end of the program. A forked process that
-    uses the client opens the URL again.
+    For Flask, Django views and scripts; any number of threads may share it. It has the same methods
+    as `perdure.Client`. They run in a background thread, which the first call starts. `close` or
+    `with` ends the thread and closes the store, and so does the end of the program. A forked
+    process that uses the client opens the URL again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Client(ApprovalCalls):
 
     @property
     def _client(self) -> asynchronous.Client:
-        """The asynchronous client, for a call from a thread in which no loop runs."""
+        """The asynchronous client, for a call from a thread without a running loop."""
         if not _is_in_loop():
             return self._connection.client
         raise PerdureError(
@@ -103,7 +103,7 @@ class Client(ApprovalCalls):
         self._client.register(definition)
 
     def add_middleware(self, middleware: Middleware) -> None:
-        """Add middleware, outside all others, for what is done from now on."""
+        """Add middleware as the outermost, for all calls from now on."""
         self._client.add_middleware(middleware)
 
     @overload
@@ -153,8 +153,8 @@ class Client(ApprovalCalls):
         run_ids: Iterable[str] | None = None,
         **options: Unpack[StartOptions],
     ) -> list[Run[Any]]:
-        """Create a run for each payload, in this order, 500 in one write."""
-        # An iterable of the caller may be slow, or may call this client: not in the event loop.
+        """Create a run for each payload, in this order, up to 500 per write."""
+        # Not in the event loop: the caller's iterable may be slow, or may call this client.
         given = check_list(payloads, "payloads", "a list of payloads")
         ids = None if run_ids is None else check_list(run_ids, "run_ids", "a list of ids")
         return self._call(self._client.trigger_many(workflow, given, run_ids=ids, **options))
@@ -175,9 +175,7 @@ class Client(ApprovalCalls):
         start: Any = None,
         dedup_id: str | None = None,
     ) -> SignalResult:
-        """Send an event to a run that is created if it is missing, and started again if it is
-        over.
-        """
+        """Send an event to a run, creating it if it is missing and restarting it if it is over."""
         work = self._client.signal_or_start(
             workflow, run_id, event, payload, start=start, dedup_id=dedup_id
         )
@@ -186,11 +184,11 @@ class Client(ApprovalCalls):
     def ask(
         self, run_id: str, event: str, payload: object = None, *, timeout: Duration | None = None
     ) -> Any:
-        """Send an event to a run, and return the value with which it answers it."""
+        """Send an event to a run, and return the run's answer."""
         return self._call(self._client.ask(run_id, event, payload, timeout=timeout))
 
     def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
-        """Send many events, 500 in one write; return the outcome of each, in order."""
+        """Send many events, up to 500 per write; return the outcome of each, in order."""
         given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
         return self._call(self._client.signal_many(given))
 
@@ -203,9 +201,7 @@ class Client(ApprovalCalls):
         tags: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
     ) -> int:
-        """Send an event to every run of a workflow, or with these tags, that is not over; return
-        how many have received it.
-        """
+        """Send an event to the open runs of a workflow, or with tags; return how many got it."""
         work = self._client.broadcast(
             event, payload, workflow=workflow, tags=tags, dedup_id=dedup_id
         )
@@ -233,11 +229,11 @@ class Client(ApprovalCalls):
         )
 
     def versions(self, workflow: Definition[Any, Any] | str) -> Versions:
-        """Return how many runs of a workflow live on each version, by status."""
+        """Return how many open runs of a workflow have each version, by status."""
         return self._call(self._client.versions(workflow))
 
     def cancel(self, run_id: str, *, reason: str = "", undo: bool = True) -> Run:
-        """Cancel a run. If another process owns it, it is asked to stop, and does so soon."""
+        """Cancel a run. If another process owns the run, that process is asked to stop it."""
         return self._call(self._client.cancel(run_id, reason=reason, undo=undo))
 
     def retry(self, run_id: str) -> Run:
@@ -245,7 +241,7 @@ class Client(ApprovalCalls):
         return self._call(self._client.retry(run_id))
 
     def resume(self, run_id: str) -> Run:
-        """Let a worker continue a run at once, also a paused one."""
+        """Let a worker continue a run at once, even if it is paused."""
         return self._call(self._client.resume(run_id))
 
     def delete(self, run_id: str) -> bool:
@@ -259,10 +255,10 @@ class Client(ApprovalCalls):
     def result(
         self, run: "Run[Any] | RunHandle[Any] | str", *, timeout: Duration | None = None
     ) -> Any:
-        """Return the output of a run as soon as it is completed, in whatever process.
+        """Wait until a run is completed, in any process, and return its output.
 
-        If it failed, its exception is raised; if it was cancelled, `Cancelled`. `TimeoutError`
-        means that it is not over after `timeout`; the run itself is not affected.
+        If the run failed, its exception is raised; if it was cancelled, `Cancelled`. `TimeoutError`
+        means that the run is not over after `timeout`; the run itself is not affected.
         """
         return self._call(self._client.result(_id_of(run), timeout=timeout))
 
@@ -286,7 +282,7 @@ class Client(ApprovalCalls):
     @overload
     def handle(self, run_id: str) -> "RunHandle[Any]": ...
     def handle(self, run_id: str, workflow: Definition[Any, Any] | None = None) -> "RunHandle[Any]":
-        """Return a handle of a run, whose types are those of `workflow`; nothing is read."""
+        """Return a handle of a run, with the types of `workflow`, without reading the run."""
         if workflow is not None:
             self.register(workflow)
         return RunHandle(self, check_user_id(run_id, "run_id"))
@@ -329,7 +325,7 @@ class Client(ApprovalCalls):
 
 
 def _is_in_loop() -> bool:
-    """Return whether a call would block an event loop that has other work to do."""
+    """Return whether a call would block an event loop that other code needs."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -340,7 +336,7 @@ def _is_in_loop() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunHandle(Generic[T_co]):
-    """A run by its id, and the client that asks for it."""
+    """A run by its id, and the client that reads it."""
 
     client: Client
     id: str
@@ -350,7 +346,7 @@ class RunHandle(Generic[T_co]):
         return self.client.get_run(self.id)
 
     def result(self, *, timeout: Duration | None = None) -> T_co:
-        """Return the output of the run as soon as it is completed, or raise its error."""
+        """Wait until the run is completed, and return its output or raise its error."""
         return self.client.result(self, timeout=timeout)
 
     def watch(self) -> Generator[Run[T_co], None, None]:
@@ -392,7 +388,7 @@ class ScheduleHandle:
         self.client._call(self._handle.pause(by=by, why=why))
 
     def unpause(self, *, by: str = "", why: str = "") -> None:
-        """Start runs again, from the next time on."""
+        """Start runs again, beginning with the next time."""
         self.client._call(self._handle.unpause(by=by, why=why))
 
     def trigger(self) -> Run:
@@ -400,11 +396,11 @@ class ScheduleHandle:
         return self.client._call(self._handle.trigger())
 
     def backfill(self, start: datetime, end: datetime) -> list[Run]:
-        """Start the runs of all times from `start` to `end`, at once; those that exist are kept."""
+        """Start the runs for all times from `start` to `end` now; existing runs are kept."""
         return self.client._call(self._handle.backfill(start, end))
 
     def update(self, **changes: Unpack[ScheduleChanges]) -> None:
-        """Change the schedule from now on; what is not passed stays as it is."""
+        """Change the schedule from now on; options that are not passed stay as they are."""
         self.client._call(self._handle.update(**changes))
 
     def delete(self) -> None:
@@ -424,8 +420,8 @@ _clients: WeakSet[Client] = WeakSet()
 
 
 def _reconnect_all() -> None:
-    # Now, while the new process has one thread, so that its calls need no lock to decide which of
-    # them connects. Nothing is opened before the first call.
+    # Reconnect now, while the new process has only one thread, so that calls need no lock to decide
+    # which of them connects. Nothing is opened before the first call.
     for client in tuple(_clients):
         client._reconnect_after_fork()
 

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for calls from code without one."""
+"""An event loop in its own thread, for calls from code without one."""
 
 import asyncio
 import atexit
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Portal:
     """Runs coroutines for many threads in one event loop, whose thread the first call starts.
 
-    The thread is a daemon, so that a program can end without closing the portal: it is then closed
-    when the interpreter exits, after all other threads. `on_close` is awaited before the loop ends.
-    In a process that is forked later there is no such thread: `is_lost` is true there.
+    The thread is a daemon, so that a program can end without closing the portal; the portal is then
+    closed when the interpreter exits, after all other threads. `on_close` is awaited before the
+    loop ends. A process that is forked later does not have the thread: `is_lost` is true there.
     """
 
     def __init__(self, on_close: Callable[[], Awaitable[object]]) -> None:
@@ -40,13 +40,13 @@ class Portal:
         _portals.add(self)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the value of a coroutine; what interrupts the waiting caller cancels it."""
+        """Return the value of a coroutine; interrupting the caller cancels the coroutine."""
         future = self.submit(work)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             if _exit.is_set():
-                # This is a daemon thread of a program that has ended, and can only be abandoned.
+                # This is a daemon thread of a program that has ended: all it can do is block.
                 threading.Event().wait()
             raise StoreClosed("the client was closed while a call waited for its answer") from None
         except BaseException:
@@ -66,13 +66,13 @@ class Portal:
         return future
 
     def discard(self, generator: AsyncGenerator[object, None]) -> None:
-        """Close an async generator without waiting; `close` would do so at the latest."""
+        """Close an async generator without waiting; otherwise `close` would do it."""
         if not self.is_lost:
             with suppress(StoreClosed):
                 self.submit(_close(generator))
 
     def stop(self) -> None:
-        """Refuse further calls, cancel those that are waiting, and let the thread end."""
+        """Reject further calls, cancel those that are waiting, and let the thread end."""
         if self.is_lost:
             return  # another thread of the parent may have held the lock when it forked
         with self._lock:
@@ -103,9 +103,9 @@ class Portal:
 
     async def _live(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
-        # The calls end first: they use the store, and the store may use tasks of its own.
+        # The calls end first: they use the store, which may have its own tasks.
         await cancel_and_wait(task for task in _others() if task.get_coro() in self._calls)
-        # At the end of a program no thread can be started any more.
+        # At the end of a program, no more threads can be started.
         asyncio.get_running_loop().set_default_executor(_InPlace())
         try:
             await self._on_close()
@@ -149,7 +149,7 @@ def _close_all() -> None:
 
 
 def _forget_all() -> None:
-    # A fork copies no threads. Their loops must not be closed here: the child shares their
+    # A fork copies no threads. The loops must not be closed in the child: it shares their
     # connections, and the file descriptor with which the parent waits for them.
     for portal in tuple(_portals):
         portal.is_lost = True

@@ -1,7 +1,7 @@
 """Tools for testing programs that use perdure.
 
-These are a clock that a test advances, a store that fails on demand, crashes at every store call,
-replays of stored runs, stubs for steps, and the checks of the store contract.
+They include a clock that a test advances, a store that fails on demand, crashes at every store
+call, replays of stored runs, stubs for steps, and the checks of the store contract.
 """
 
 from importlib import import_module
@@ -28,8 +28,8 @@ __all__ = [
     "replay_snapshot",
 ]
 
-# Imported when a name is first used: pytest loads the plugin of this package in every session, and
-# the checks need pytest and hypothesis.
+# Imported on first use: pytest loads the plugin of this package in every session, and the checks
+# need pytest and hypothesis.
 _MODULE_OF = {
     "CrashFound": "crashes",
     "Exploration": "crashes",

@@ -10,10 +10,10 @@ from perdure.snapshot.asks import NOTIFY
 
 MAX_LINES = 20
 _WIDTH = 96
-# Calls with one id are numbered in the order they are made, which may vary between branches.
+# Calls with the same id are numbered in the order they are made, which may vary between branches.
 _ITEM = re.compile(r"(.*)\[.*\](#\d+)*", re.DOTALL)
 _NUMBERS = re.compile(r"(#\d+)+$")
-# Their records contain times and random names; the runs that they are about are compared too.
+# Their records contain times and random names. The runs that they refer to are compared separately.
 _OF_OTHERS = ("start", "map")
 
 
@@ -51,10 +51,10 @@ def _description(run: Run, values: bool) -> Iterator[str]:
 
 
 def _ordered(history: Sequence[StepInfo]) -> list[StepInfo]:
-    """Return the steps without what is not determined about their order.
+    """Return the steps in a deterministic order.
 
-    Branches finish in any order, but the steps of one branch do not, except for the items of a map:
-    those with keys of their own are all in the branch of the map.
+    Branches finish in any order, but the steps of one branch do not. The exception are items of a
+    map with explicit keys, which are all in the branch of the map.
     """
     places: dict[tuple[str, str], int] = {}
     for place, step in enumerate(history):
@@ -73,12 +73,12 @@ def _name_of_map(step: StepInfo) -> str:
 
 def _value(step: StepInfo) -> object:
     if step.kind == "approval" and isinstance(step.value, dict):
-        # When it was answered differs.
+        # The time of the answer differs.
         return {name: value for name, value in step.value.items() if name != "at"}
     return step.value
 
 
 def _formatted(name: str, value: object) -> Iterator[str]:
-    """Format a value in lines that are short enough to compare."""
+    """Format a value as lines that are short enough to compare."""
     for line in pformat(value, width=_WIDTH - 20, compact=True, sort_dicts=False).splitlines():
         yield f"    {name}: {line}"

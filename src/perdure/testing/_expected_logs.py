@@ -1,4 +1,4 @@
-"""A filter for what perdure logs because of a planned crash."""
+"""A filter for log records that a planned crash causes."""
 
 import logging
 from collections.abc import Generator, Iterator
@@ -10,8 +10,8 @@ _LOGGERS = {"perdure", "asyncio"}
 class ExpectedLogs(logging.Filter):
     """Drops expected warnings and errors.
 
-    These are the ones that a planned crash causes, and in later runs those that the run without a
-    crash has logged already.
+    These are the records that a planned crash causes and, in later runs, those that the run without
+    a crash has already logged.
     """
 
     def __init__(self, planned: type[BaseException]) -> None:
@@ -40,7 +40,7 @@ class ExpectedLogs(logging.Filter):
 def without_expected_logs(planned: type[BaseException]) -> Generator[ExpectedLogs]:
     """Filter what perdure logs inside the block."""
     expected = ExpectedLogs(planned)
-    # A logger's filter does not see records of its child loggers.
+    # The filter of a logger does not see records of its child loggers.
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
@@ -63,7 +63,7 @@ def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Return an error and all its causes."""
+    """Yield an error and all its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

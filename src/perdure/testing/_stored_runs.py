@@ -1,4 +1,4 @@
-"""Files with stored runs, which the code of today must be able to continue."""
+"""Files with stored runs, which the current code must be able to continue."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from perdure.testing.replays import replay_snapshot
 async def problems_of(
     files: Iterable[Path], workflows: Sequence[Definition[Any, Any]], deps: object
 ) -> list[str]:
-    """Replay the run in each file; return one line for each that does not fit."""
+    """Replay the run in each file; return one line for each run that does not fit."""
     found = [(file, await _problem_of(file, workflows, deps)) for file in sorted(files)]
     return [f"{file.name}: {problem}" for file, problem in found if problem]
 
@@ -32,7 +32,7 @@ async def _problem_of(file: Path, workflows: Sequence[Definition[Any, Any]], dep
 
 
 def _read(file: Path) -> tuple[str, Snapshot]:
-    """Return the id and the snapshot of a run that was exported, or stored as its snapshot."""
+    """Return the id and the snapshot in a file, which is an exported run or a plain snapshot."""
     data: Any = codec.loads(file.read_bytes())
     if not isinstance(data, dict) or "checksum" not in data:
         return file.stem, assert_valid_snapshot(data)

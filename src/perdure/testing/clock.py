@@ -17,10 +17,11 @@ T = TypeVar("T")
 
 _real = SystemClock()
 _SHORT = timedelta(seconds=1)
-# How long threads and sockets have in real time, in seconds, before the clock is advanced. Longer
-# before a long wait ends: a lease may expire with it.
+# How long threads and sockets get in real time, in seconds, before the clock is advanced. They get
+# longer before a long wait ends, because a lease may expire with it.
 _PAUSE_BEFORE_SHORT, _PAUSE_BEFORE_LONG = 0.005, 0.025
-# The same while the caller knows of such work. Not forever: it may itself sleep on the clock.
+# The same while the caller knows of work in progress. Limited, because the work may itself sleep on
+# the clock.
 _PAUSE_WHILE_BUSY = 1.0
 _MAX_YIELDS = 10_000
 _YIELDS_WITHOUT_READY = 100
@@ -34,7 +35,7 @@ class _Sleeper:
 
 
 class NotFinished(AssertionError):
-    """A coroutine did not finish, although the clock was advanced for it."""
+    """A coroutine did not finish, even though the clock was advanced for it."""
 
 
 class TestClock:
@@ -54,7 +55,7 @@ class TestClock:
         return self._start + self._elapsed
 
     def monotonic(self) -> float:
-        """Return by how many seconds the clock was advanced since it was created."""
+        """Return how many seconds the clock has been advanced since it was created."""
         return self._elapsed.total_seconds()
 
     @property
@@ -90,11 +91,11 @@ class TestClock:
         limit: Duration = 30,
         is_busy: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Return the value of a coroutine, advancing the clock to the next deadline when it waits.
+        """Run a coroutine, advancing the clock to the next deadline whenever it waits.
 
         Before each advance, work in threads and on sockets gets some real time: a few milliseconds,
-        or up to a second as long as `is_busy` returns true. If the coroutine takes longer than
-        `limit`, in real time, it is cancelled, and `NotFinished` is raised.
+        or up to a second while `is_busy` returns true. If the coroutine takes longer than `limit`
+        in real time, it is cancelled and `NotFinished` is raised.
         """
         span = parse_duration(limit, "limit")
         if not isawaitable(work):
@@ -171,10 +172,10 @@ def _span(seconds: float | timedelta) -> timedelta:
 
 async def _idle(is_advanced: Callable[[], bool] = lambda: False) -> None:
     """Let tasks run until all of them wait for something, or one advances the clock itself."""
-    # The limit is for tasks that yield forever, and for loops that do not tell.
+    # The limit is for tasks that yield forever, and for event loops that do not show what is ready.
     for _ in range(_YIELDS_WITHOUT_READY if has_ready_callbacks() is None else _MAX_YIELDS):
         await _yield_once()
-        # Two that wait until the other is idle would wait for the limit.
+        # Otherwise two tasks that each wait until the other is idle would run into the limit.
         if has_ready_callbacks() is False or is_advanced():
             return
 

@@ -46,13 +46,13 @@ _HOWS: tuple[How, How] = ("before", "after")
 
 
 class Exploration(msgspec.Struct, frozen=True):
-    """The crashes that a workflow survived, and after which of them a step ran again.
+    """The crashes that a workflow survived, and the steps that ran again after them.
 
-    `steps` are the ids of the steps that ran. `repeats` contains for each of them the crashes after
-    which its function was called again, once per call. This happens if the crash was between a
-    step's work and its record: a plain step runs at least once. A transaction that was committed
-    never runs again; one that was not has had no effect and is not counted, and neither is a step
-    that was cancelled because its branch lost a race.
+    `steps` are the ids of the steps that ran. `repeats` maps each step to the crashes after which
+    its function was called again, once per call. This happens if the crash was between a step's
+    work and its record: a plain step runs at least once. A committed transaction never runs again;
+    an uncommitted one had no effect and is not counted, nor is a step that was cancelled because
+    its branch lost a race.
     """
 
     crashes: int
@@ -61,7 +61,7 @@ class Exploration(msgspec.Struct, frozen=True):
 
     @property
     def doubled(self) -> Mapping[str, int]:
-        """How often each step ran again, over all crashes; only steps that did."""
+        """How often each step ran again over all crashes, for steps that did."""
         return {step: len(crashes) for step, crashes in self.repeats.items()}
 
     def assert_once(self, step: str) -> None:
@@ -95,20 +95,21 @@ async def explore_crashes(
 ) -> Exploration:
     """Run a workflow once without a crash and once for each possible crash, and compare.
 
-    `workflows` are those that it starts as child runs: the crashes are before and after each store
-    call of all these runs, which are compared too. `events` are sent when a run waits for them.
-    `answers` maps the ids of approvals and callbacks to functions that answer them: they are called
-    with a client and the wait, `lambda client, wait: client.approve(wait.token, by="ana")`.
-    `deps` and `around` are those of `Runtime`; each process enters `deps`. `store` returns a new
-    store with the given clock; by default, a memory store. Each crash ends the process before or
-    after one store call; another process continues when the lease has expired. If a run ends
-    differently than without the crash, `CrashFound` is raised. `compare` defines what must be
-    equal: `"values"` is the outcome and the whole history, `"shape"` leaves out the values, for
+    `workflows` are the workflows that it starts as child runs: crashes happen before and after each
+    store call of all these runs, and all of them are compared. `events` are sent when a run waits
+    for them. `answers` maps the ids of approvals and callbacks to functions that answer them, given
+    a client and the wait: `lambda client, wait: client.approve(wait.token, by="ana")`. `deps` and
+    `around` have the same meaning as in `Runtime`; each process enters `deps`. `store` returns a
+    new store with the given clock; by default, a memory store. Each crash ends the process before
+    or after one store call; another process continues when the lease has expired. `CrashFound` is
+    raised if a run ends differently from the run without a crash. `compare` defines what must be
+    equal: `"values"` compares the outcome and the whole history, `"shape"` ignores values, for
     steps that return a time or a random id. A function is called with both runs, the one without a
-    crash first, and raises `AssertionError`.
+    crash first, and raises `AssertionError` if they differ.
 
-    With a `schedule`, the runs are those of its first three times, and its own store calls are
-    among the crashes. Times that pass while no process runs, about a minute, must be caught up.
+    With a `schedule`, the runs of its first three times are explored, and crashes also happen at
+    the store calls of the schedule itself. The schedule must catch up the times that pass while no
+    process runs, about a minute.
     """
     known = [workflow, *(each for each in workflows if each is not workflow)]
     start, sent = _start_of(payload, schedule), (events or {}, answers or {})
@@ -138,7 +139,7 @@ async def _explore(world: "_World", check: Callable[[Run, Run, str], None]) -> E
                 check(one, other, where)
             for step in _repeated(clean, survived):
                 repeats[step].append(where)
-            # A workflow that depends on real time may call the store less often the second time.
+            # A workflow that depends on real time may make fewer store calls the second time.
             crashes += survived.crashed
     return Exploration(crashes, frozenset(start.step for start in clean.starts), dict(repeats))
 
@@ -160,10 +161,10 @@ class _Start(NamedTuple):
 
 
 class _Life(NamedTuple):
-    """A run from its trigger to its end, with at most one crash in between, and those it started.
+    """A run from its trigger to its end, with at most one crash in between, and its child runs.
 
-    `runs` begins with that run. `calls` are the store calls of the first process, `crashed` is
-    whether it crashed at one of them, `recorded` are the runs and keys of the steps that were
+    `runs` begins with the run itself. `calls` are the store calls of the first process, `crashed`
+    is set if it crashed at one of them, and `recorded` are the runs and keys of the steps that were
     recorded by then. `starts` counts the calls of step functions.
     """
 
@@ -181,7 +182,7 @@ def _check_same_runs(clean: _Life, survived: _Life, where: str) -> None:
 
 
 def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
-    """Return the id of each step call that ran again after the crash."""
+    """Yield the id of each step call that ran again after the crash."""
     kinds = {(run.id, step.key): step.kind for run in survived.runs for step in run.history}
     for start, times in (survived.starts - clean.starts).items():
         # A step that was cancelled by a lost race has no record.
@@ -205,18 +206,18 @@ class _Trigger:
         return True
 
     async def next_time(self, reader: Client) -> datetime | None:
-        """Return when something may be started, if that is known."""
+        """Return when the next run may be started, if that is known."""
         return None
 
 
 class _Scheduled(_Trigger):
-    """Creates a schedule with three times, the same in every life."""
+    """Creates a schedule with three times, the same in every run of the workflow."""
 
     def __init__(self, payload: object, schedule: Schedule) -> None:
         super().__init__(payload)
         now = TestClock().now()
         if schedule.start_at is None:
-            # After the second process was started: an interval is counted from here.
+            # Later than the start of the second process: an interval is counted from here.
             schedule = replace(schedule, start_at=now + _LEASE * 4)
         timing, time = timing_of(schedule, now), now
         for _ in range(_TIMES):
@@ -282,7 +283,7 @@ class _World:
         self, inner: Store, store: FaultyStore, clock: TestClock, starts: Counter[_Start]
     ) -> list[Run] | None:
         def count(event: object) -> None:
-            # After its crash a process starts no more steps.
+            # After its crash, a process starts no more steps.
             if isinstance(event, StepStart) and not store.failed:
                 starts[_Start(event.run_id, event.step, event.key)] += 1
 
@@ -299,8 +300,8 @@ class _World:
         )
         with suppress(_Crash):
             # The run may wait in memory, between two attempts of a step or beside a busy branch.
-            # The clock stands still during a store call: a slow thread would add renewals, and the
-            # calls of two lives could not be compared.
+            # The clock stands still during a store call: otherwise a slow thread would add lease
+            # renewals, and the calls of two runs could not be compared.
             return await clock.run(
                 self._run_to_end(runtime, store, inner, clock),
                 limit=_MAX_TIME,
@@ -311,7 +312,7 @@ class _World:
     async def _run_to_end(
         self, runtime: Runtime, store: FaultyStore, inner: Store, clock: TestClock
     ) -> list[Run]:
-        """Return all runs when they have ended; what this looks at is not counted as a call."""
+        """Return all runs once they have ended; reads through `inner` are not counted as calls."""
         reader = Client(inner, workflows=self._workflows, clock=clock)
         runs: list[Run] = []
         async with runtime:
@@ -321,12 +322,12 @@ class _World:
                 again = await self._start.next_time(reader)
                 if all(run.over for run in runs) and await self._start.is_over(reader):
                     return runs
-                # A run that waits for another is made due by it, and not by time; and one that a
-                # schedule has started is due.
+                # A run that waits for another run is woken by that run, not by time, and a run that
+                # a schedule has started is due.
                 is_alone = again is None and len(runs) == 1
                 if is_alone or not await runtime.sweep():
                     if store.failed:
-                        # A sweep logs what fails; time must not pass for a process that is dead.
+                        # A sweep only logs the failure, but time must not pass for a dead process.
                         raise _Crash
                     await self._wake(runtime, clock, [run for run in runs if not run.over], again)
                     await runtime.sweep()
@@ -351,7 +352,7 @@ class _World:
                 await runtime.signal(run_id, wait.event, payload, dedup_id=wait.id, wait=False)
                 return
             if wait.id in self._answers:
-                # It was answered just before the crash, or has expired.
+                # The wait was answered just before the crash, or has expired.
                 with suppress(Refused):
                     await self._answers[wait.id](runtime, wait)
                 return
@@ -362,7 +363,7 @@ class _World:
 
 
 async def _all_runs(reader: Client) -> list[Run]:
-    """Return all runs as they are stored, the explored one first, the others by id."""
+    """Return all stored runs, the explored one first, the others by id."""
     ids = {summary.id for summary in await reader.list_runs(limit=_MAX_RUNS)} - {RUN}
     runs = [await reader.get_run(run_id) for run_id in (RUN, *sorted(ids))]
     return [run for run in runs if run is not None]

@@ -13,7 +13,7 @@ How = Literal["before", "after", "hang"]
 
 
 class Call(NamedTuple):
-    """One call of a store: its verb, and the ids of the runs in its arguments."""
+    """A call of a store: the method, and the ids of the runs in its arguments."""
 
     verb: str
     ids: tuple[str, ...]
@@ -22,10 +22,10 @@ class Call(NamedTuple):
 class FaultyStore:
     """Passes every call to a store, and fails at one of them.
 
-    `fail_at` counts calls from 1, and only those of `verbs` if there are any. `"before"` raises
-    without calling the store, `"after"` calls it and then raises, `"hang"` never returns. With
-    `stays_down` every later call raises too, as if the process had crashed. `calls` contains all
-    calls, `in_flight` is the number of those that have not returned.
+    `fail_at` is the number of the failing call, from 1; with `verbs`, only calls of these methods
+    count. `"before"` raises without calling the store, `"after"` calls it and then raises, `"hang"`
+    never returns. With `stays_down` every later call raises too, as if the process had crashed.
+    `calls` contains all calls, `in_flight` is the number of calls that have not returned.
 
         FaultyStore(MemoryStore(), fail_at=3, how="after", verbs={"append"})
     """
@@ -85,7 +85,7 @@ class FaultyStore:
         await self._store.close()
 
     def __getattr__(self, name: str) -> Any:
-        # Only the five methods are defined here; other verbs exist if the wrapped store has them.
+        # Only the five methods are defined here; other methods exist if the wrapped store has them.
         attribute = getattr(self._store, name)
         if name.startswith("_") or not inspect.iscoroutinefunction(attribute):
             return attribute

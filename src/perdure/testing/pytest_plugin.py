@@ -1,8 +1,8 @@
 """Fixtures for pytest: a store, a clock, a runtime, a worker, crashes, and replays of stored runs.
 
-pytest loads this module in every session of an environment in which perdure is installed. So it
-imports nothing of perdure until a fixture is used. All fixtures are synchronous: they work with
-pytest-asyncio, with anyio's plugin, and in tests that call `asyncio.run`.
+pytest loads this module in every session in an environment where perdure is installed, so it
+imports nothing else from perdure until a fixture is used. All fixtures are synchronous: they work
+with pytest-asyncio, with anyio's plugin, and in tests that call `asyncio.run`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MARK = "perdure"
 _MEMORY = "memory://"
-# Other stores take the time from their server.
+# Other stores use the time of their server.
 _TAKE_A_CLOCK = ("memory", "file", "sqlite")
 
 
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--perdure-store",
         metavar="URL",
         default=_MEMORY,
-        help="the store of perdure_store, with a prefix for each test; by default memory://",
+        help="the URL of perdure_store, which gets a prefix for each test; memory:// by default",
     )
     group.addoption(
         "--perdure-always-replay",
@@ -87,7 +87,7 @@ def perdure_store(request: pytest.FixtureRequest) -> Iterator[OpenedStore]:
 
 @pytest.fixture
 def perdure_deps() -> object:
-    """What `step.deps` is in `perdure_runtime` and `perdure_crashes`; override it in your tests."""
+    """The dependencies for `perdure_runtime` and `perdure_crashes`; override it in your tests."""
     return None
 
 
@@ -107,7 +107,7 @@ def perdure_runtime(
         deps=perdure_deps,
         around=_perdure_stubs,
         clock=_clock(request),
-        # A wait that is spent in memory would never end on a clock that stands still.
+        # A wait in memory would never end on a clock that stands still.
         suspend_after=0 if _takes_a_clock(request.config) else SUSPEND_AFTER,
         always_replay=_always_replay(request.config),
     )
@@ -139,11 +139,11 @@ def perdure_crashes(
 
 @pytest.fixture
 def _perdure_stubs(request: pytest.FixtureRequest) -> Iterator[list[Stubs]]:
-    """The stubs of the test, which warn if one of its own was for no step that ran."""
+    """The stubs of the test, with a warning for stubs of its own marker that no step used."""
     stubs = _stubs(request.node)
     yield stubs
-    # A module's stubs need not be for every test. Without a step that ran, nothing has happened
-    # that a stub should have prevented.
+    # Not every test has to use the stubs of its module. If no step ran without a stub, nothing
+    # happened that a stub should have prevented.
     own = [mark for mark in request.node.own_markers if mark.name == _MARK]
     named = {step for mark in own for step in mark.kwargs.get("steps", ())}
     for each in stubs:
@@ -162,11 +162,11 @@ def _listed(steps: set[str]) -> str:
 
 @pytest.fixture
 def perdure_replay(request: pytest.FixtureRequest, perdure_deps: object) -> Callable[..., None]:
-    """Check that stored runs fit the code of today: `perdure_replay("runs/*.json", order)`.
+    """Check that stored runs fit the current code: `perdure_replay("runs/*.json", order)`.
 
     The files are snapshots, or runs that `perdure export --reveal` printed; the pattern is relative
-    to the file of the test. No step runs. Pass all versions of the workflow that have runs, and
-    those that it starts.
+    to the file of the test. No step runs. Pass all versions of the workflow that have runs, and the
+    workflows that it starts.
     """
     return functools.partial(_replay, request.path.parent, perdure_deps)
 
@@ -200,7 +200,7 @@ def _takes_a_clock(config: pytest.Config) -> bool:
 def _clock(request: pytest.FixtureRequest) -> Clock:
     from perdure.clock import SystemClock
 
-    # A test that asks for the clock is skipped before its store is opened.
+    # A test that uses the clock fixture is skipped before its store is opened.
     if _takes_a_clock(request.config) or "perdure_clock" in request.fixturenames:
         clock: Clock = request.getfixturevalue("perdure_clock")
         return clock
@@ -216,7 +216,7 @@ def _workflows(item: pytest.Item) -> list[Any]:
 
 
 def _stubs(item: pytest.Item) -> list[Stubs]:
-    """Return the stubs of a test; those of its own marker take precedence over its module's."""
+    """Return the stubs of a test; its own marker takes precedence over its module's."""
     steps: dict[str, Any] = {}
     for mark in reversed([*item.iter_markers(_MARK)]):
         unknown = {*mark.kwargs} - {"steps", "workflows"}
@@ -233,8 +233,8 @@ def _stubs(item: pytest.Item) -> list[Stubs]:
 class _Cleanup:
     """Empties and closes the store of one test, in the event loop in which the test used it.
 
-    That is at the end of the test function: with anyio's plugin, its loop ends there. If another
-    async fixture depends on ours, it may still use the store, which is then closed afterwards.
+    This happens at the end of the test function, because anyio's plugin ends the loop there. If
+    another async fixture depends on ours, it may still use the store, which is then closed later.
     """
 
     def __init__(self, store: OpenedStore) -> None:
@@ -243,7 +243,7 @@ class _Cleanup:
         self._is_done = False
 
     def wrap(self, item: pytest.Item) -> None:
-        """Clean up in the event loop of an async test, too."""
+        """Wrap an async test so that it cleans up in its own event loop."""
         if not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
             return
         test, is_last = item.obj, not _is_used_by_async_fixtures(item)
@@ -263,7 +263,7 @@ class _Cleanup:
                 await self._clean_up()
 
     def finish(self) -> None:
-        """Clean up unless that has been done."""
+        """Clean up, unless that was already done."""
         if self._is_done:
             return
         if self._loop is not None and not self._loop.is_closed():

@@ -1,4 +1,4 @@
-"""Replay a stored run with the code of today, and compare the two.
+"""Replay a stored run with the current code, and compare the two.
 
 replay = await replay_snapshot(order, snapshot)
 assert replay.fits, replay.problem
@@ -37,11 +37,11 @@ _RUN = "replayed"
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """How the code of today continues a stored run.
+    """How the current code continues a stored run.
 
-    `problem` is why it cannot, or in what it differs; an empty string if it fits. `unused` are the
-    keys of records that nothing asked for: steps that the code no longer calls. `next` are the
-    steps and waits at which the run would continue; none if the function has ended.
+    `problem` is why it cannot, or how it differs; an empty string if the run fits. `unused` are the
+    keys of records that were not used: steps that the code no longer calls. `next` are the steps
+    and waits at which the run would continue; empty if the function has ended.
     """
 
     problem: str = ""
@@ -65,8 +65,8 @@ async def replay_snapshot(
     """Replay a run up to the first steps that are not recorded; no step runs and nothing is stored.
 
     Records must fit the calls and types of the function, and a run that has ended must end in the
-    same way. `run_id` is that of the stored run, if its function uses it. `workflows` are other
-    versions of the workflow, and those that it starts.
+    same way. Pass the `run_id` of the stored run if the function uses it. `workflows` are other
+    versions of the workflow, and the workflows that it starts.
     """
     known = [workflow, *(each for each in workflows if each is not workflow)]
     store = MemoryStore(clock=TestClock(parse_iso(snapshot["execution"]["lastUpdated"])))
@@ -91,7 +91,7 @@ async def replay_snapshot(
 
 
 def _revived(snapshot: Snapshot) -> Snapshot:
-    """Return a run as it was before it ended, if it has, without what it does to others."""
+    """Return a run as it was before it ended, without its actions on other runs."""
     stored = assert_valid_snapshot(snapshot)
     block: Any = {"status": "running", "lastUpdated": stored["execution"]["lastUpdated"]}
     if waits := open_waits(stored):
@@ -107,7 +107,7 @@ def _program(
     runtime: Runtime, host: RunHost, definition: Definition[Any, Any], payload: object, deps: Any
 ) -> Program:
     async def body(step: Step) -> Any:
-        # From the beginning: what is recorded answers, and nothing else begins.
+        # Pause at once, so that recorded calls are answered, but nothing new begins.
         host.suspension.pause()
         return await definition(step, payload)
 
@@ -145,7 +145,7 @@ def _judge(
 
 
 def _difference(stored: Snapshot, block: ExecutionBlock, status: str) -> str:
-    """Return in what the end of a run differs from the stored one."""
+    """Describe how the outcome of a run differs from the stored one."""
     if not is_over(was := rest_status(stored)) or was == "cancelled":
         return ""
     if was != status:

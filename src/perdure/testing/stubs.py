@@ -12,13 +12,13 @@ class Stubs(Middleware):
     """Middleware that stands in for steps, by their ids.
 
     A stub is a value, an exception that is raised, or a function that is called with the arguments
-    of the step. It stands in for all attempts of the step, so it is not retried. What it returns or
-    raises is recorded, like the outcome of the step.
+    of the step. It replaces all attempts of the step, so it is not retried. What it returns or
+    raises is recorded as the outcome of the step.
 
         Runtime(store, around=[Stubs({"charge": "receipt 1", "ship": ShippingDown()})])
 
-    `unused` has the ids whose steps have not run so far, `executed` those of steps without a stub
-    that have.
+    `unused` has the ids of stubs whose steps have not run so far, `executed` the ids of steps that
+    ran without a stub.
     """
 
     def __init__(self, steps: Mapping[str, Any]) -> None:
@@ -29,7 +29,7 @@ class Stubs(Middleware):
         self.executed = set[str]()
 
     async def around_step(self, step: StepContext, call: Call) -> Any:
-        """Return or raise what stands in for the step, or execute it if nothing does."""
+        """Return or raise the stub's outcome, or execute the step if it has no stub."""
         if step.id not in self._steps:
             self.executed.add(step.id)
             return await call()

@@ -1,4 +1,4 @@
-"""What a worker claims: runs in no queue, and runs of the queues that it serves."""
+"""Claim runs for a worker: runs in no queue, and runs of the queues that it serves."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class Claims:
     """Claims runs for one worker.
 
-    `queues` are the names of the queues that it serves, "" being the runs in no queue; `None`
-    stands for those of its workflows, and the runs in none.
+    `queues` are the names of the queues that it serves; "" stands for runs in no queue. `None`
+    means the queues of its workflows, and runs in no queue.
     """
 
     def __init__(self, runtime: Runtime, owner: str, queues: Collection[str] | None) -> None:
@@ -52,25 +52,25 @@ class Claims:
         return ("", *self._runtime.registry.queues) if self._names is None else self._names
 
     def obey(self, switches: Switches) -> None:
-        """Leave out the queues that are paused, and use the numbers that operators have set."""
+        """Skip paused queues, and use the limits that operators have set."""
         self._switches = switches
         if self._session is not None:
             self._session.change_limits(switches.numbers)
 
     def limits(self) -> tuple[DeclaredLimit, ...]:
-        """Return the declared limits of the queues that it serves and of the steps it has run."""
+        """Return the declared limits of the queues it serves, and of the steps it has run."""
         limits = [each for queue in self._declared() for each in declared_limits(queue)]
         if self._session is not None:
             limits += self._session.step_limits()
         return tuple(DeclaredLimit(each.name, each.n, _seconds(each.per)) for each in limits)
 
     def serves(self, queue: str) -> bool:
-        """Return whether the worker may drive runs of a queue."""
+        """Return whether the worker may execute runs of a queue."""
         return queue.partition("/")[0] in self.names
 
     @property
     def pause(self) -> float | None:
-        """In how many seconds queues may have more runs, or `None` if they have none."""
+        """After how many seconds queues may have more runs, or `None` if they have none."""
         return None if self._rounds is None else self._rounds.pause
 
     async def take(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
@@ -88,7 +88,7 @@ class Claims:
     async def _take_both(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
         """Claim runs in no queue and runs of queues."""
         self._are_queues_first = not self._are_queues_first
-        # In turns, so that neither keeps all slots while the other waits.
+        # Alternating, so that neither takes all slots while the other waits.
         parts = [self._take_plain, self._take_from_queues]
         turns: list[Turn] = []
         for part in reversed(parts) if self._are_queues_first else parts:
@@ -107,7 +107,7 @@ class Claims:
 
     def _declared(self) -> list[Queue]:
         known = self._runtime.registry.queues
-        # A queue that no workflow here declares has no limits: runs may be left in it.
+        # A queue that no known workflow declares has no limits; runs may be left in it.
         return [known.get(name) or Queue(name) for name in self.names if name]
 
     def _queues(self) -> list[Queue]:
@@ -150,8 +150,8 @@ class Claims:
     async def _permit(self, rounds: Rounds, grant: Grant) -> Turn | None:
         """Return a run with the permits that it would need in its workflow's queue.
 
-        A run is in no queue if it was created by name where the workflow is not known, or before
-        the workflow had a queue. It takes no turns, but keeps to the limits.
+        A run is in no queue if it was created by name where the workflow is unknown, or before the
+        workflow had a queue. It takes no turns, but observes the limits.
         """
         definition = self._runtime.registry.find(workflow_of(grant.snapshot) or "")
         if definition is None or definition.queue is None:
@@ -159,7 +159,7 @@ class Claims:
         try:
             name = definition.queue_for((grant.snapshot.get("metadata") or {}).get("input"))
         except Exception:  # noqa: BLE001 - the key is the user's function, the payload unchecked
-            # The run will fail with this or a clearer error. Others must not.
+            # The run will fail with this or a clearer error; other runs must not.
             name = definition.queue.name
         return await rounds.permit(definition.queue, name, grant)
 

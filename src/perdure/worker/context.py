@@ -33,12 +33,12 @@ class WorkerContext:
 
     @property
     def concurrency(self) -> int:
-        """How many runs it drives at once."""
+        """How many runs it executes at once."""
         return self._worker.concurrency
 
     @property
     def running(self) -> int:
-        """How many runs it is driving."""
+        """How many runs it is executing."""
         return self._worker.running
 
     @property
@@ -52,5 +52,5 @@ class WorkerContext:
         return await store.stats() if can_maintain(store) else None
 
     def observe_appends(self, callback: Callable[[float], None], /) -> None:
-        """Call `callback` with how many seconds each write of step records takes."""
+        """Call `callback` with the duration in seconds of each write of step records."""
         self._session.committer.observe_appends(callback)

@@ -1,4 +1,4 @@
-"""What a worker counts."""
+"""The counters of a worker."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 class Counters:
     """What a worker has done so far.
 
-    `claimed` and `finished` count how often it took up a run and put it down again: ended, or
-    suspended. `failed` and `cancelled` are runs that ended so; `retried` counts steps that failed
-    and were attempted again. `failed_to_drive` are runs that it could not continue, `taken_over`
-    those whose previous owner had died, `delayed` and `paused` those that may have killed their
-    owners, and `released` those that were left to other workers when it stopped.
+    `claimed` counts claims of runs, `finished` counts runs that ended or were suspended. `failed`
+    and `cancelled` are runs that ended with that status; `retried` counts steps that failed and
+    were attempted again. `failed_to_drive` are runs that it could not continue, `taken_over` those
+    whose previous owner had died, `delayed` and `paused` those that may have killed their owners,
+    and `released` those that were left to other workers when it stopped.
     """
 
     claimed: int = 0

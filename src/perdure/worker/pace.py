@@ -6,11 +6,10 @@ from perdure.clock import Clock
 from perdure.store import ScheduleStore, can_notify
 
 SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
-"""Where the store does not notify it, a worker pauses for a tenth of the time since there was work,
-and at least for 20 ms."""
+"""The pause without notifications, relative to the time since there was work, and its minimum."""
 
 SECOND_LOOK = 0.005
-"""How soon a worker asks again, in seconds, if it was woken during a claim that found runs."""
+"""Seconds until a worker claims again if it was woken during a claim that found runs."""
 
 
 class Pace:
@@ -24,7 +23,7 @@ class Pace:
         self._last_work: float | None = None
 
     def worked(self) -> None:
-        """Poll more often from now on: there was work."""
+        """Poll more often from now on, because there was work."""
         self._last_work = self._clock.monotonic()
 
     def pause(self) -> float:

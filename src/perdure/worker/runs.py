@@ -1,4 +1,4 @@
-"""The runs that a worker is driving."""
+"""The runs that a worker is executing."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from perdure.worker.counters import Counters
 logger = logging.getLogger("perdure.worker")
 
 SUSPECT = 2
-"""A run is a suspect when this many owners in a row died with it before it wrote an entry."""
+"""A run is a suspect if this many owners in a row died before it wrote an entry."""
 
 
 class DrivenRuns:
-    """The runs that a worker drives from its start to its end, each in a task of `tasks`.
+    """The runs that a worker executes, each in a task of `tasks`.
 
-    One suspect is driven at a time, until it has written an entry. `on_rest` is called with each
-    run that was given up, `on_end` when its task has ended.
+    One suspect is executed at a time, until it has written an entry. `on_rest` is called with each
+    run that was settled, `on_end` when its task has ended.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class DrivenRuns:
         return len(self._tasks)
 
     def leased(self) -> list[LeasedRun]:
-        """Return those that are active: their leases are renewed."""
+        """Return the active runs, whose leases are renewed."""
         return self.session.leased(self._tasks.values())
 
     async def accept(self, turn: Turn) -> None:
-        """Drive a run that was claimed, or leave it for later."""
+        """Execute a claimed run, or leave it for later."""
         if turn.grant.takeovers < SUSPECT or not self._drives_suspect():
             self._start(turn)
         else:
@@ -66,7 +66,7 @@ class DrivenRuns:
     def _start(self, turn: Turn) -> None:
         grant, task = turn.grant, self._group.create_task(self._drive(turn.grant))
         if turn.hold is not None:
-            # A cancelled run releases its lease, so that it can take its turn again.
+            # A cancelled run releases its lease, so that it can wait for its turn again.
             turn.hold.on_lost = task.cancel
         self._counters.claimed += 1
         self._counters.taken_over += grant.takeovers > 0
@@ -81,14 +81,14 @@ class DrivenRuns:
         self._on_end(turn)
 
     def _drives_suspect(self) -> bool:
-        """Return whether a suspect is being driven that has not progressed yet."""
+        """Return whether a suspect without progress is being executed."""
         if self._suspect is None:
             return False
         task, run_id = self._suspect
         return not task.done() and not self.session.entries_of(run_id)
 
     async def _delay(self, grant: Grant) -> None:
-        """Release a suspect while another is being driven: it must not die with that one."""
+        """Release a suspect while another one is executed: it must not be blamed for a crash."""
         self._counters.delayed += 1
         later = grant.now + self._runtime.lease_ttl / 3
         store = require_lease(self._runtime.store)
@@ -120,18 +120,18 @@ class DrivenRuns:
     async def _pause(self, grant: Grant) -> None:
         self._counters.paused += 1
         reason = (
-            f"set aside after {grant.takeovers} crashes without progress; the cause may be this "
-            "run or one that ran beside it. runtime.resume continues it"
+            f"{grant.takeovers} crashes without progress; the cause may be this run "
+            "or one that ran beside it. runtime.resume continues it"
         )
         logger.error("run %r is paused: %s", grant.lease.id, reason)
         await pause(self.session, grant, reason)
 
     async def wait_for_next(self) -> None:
-        """Return when one of the runs has ended."""
+        """Wait until one of the runs has ended."""
         await asyncio.wait(tuple(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     def release(self) -> None:
-        """Cancel all runs, which keep what they recorded."""
+        """Cancel all runs, which keep their records."""
         self._counters.released += len(self._tasks)
         for task in self._tasks:
             # A cancelled run releases its lease, so that another worker continues it.

@@ -1,4 +1,4 @@
-"""Finding the runs of processes on this machine that no longer exist."""
+"""Find the runs of processes on this machine that no longer exist."""
 
 from collections.abc import AsyncGenerator, Collection
 
@@ -7,14 +7,14 @@ from perdure.store import RunSummary, ScheduleStore
 from perdure.validation import RESERVED
 
 PAGE, MOST_PAGES = 1000, 20
-"""How many running runs a starting worker looks at."""
+"""The maximum number of running runs that a starting worker checks."""
 
 
 async def left_behind(
     store: ScheduleStore, workflows: Collection[str]
 ) -> AsyncGenerator[RunSummary, None]:
     """Yield the runs of these workflows whose owner certainly no longer exists."""
-    # The engine's own runs are listed only by their prefix.
+    # The engine's own runs are listed only with their prefix.
     for prefix in ("", RESERVED):
         after: str | None = None
         for _ in range(MOST_PAGES):

@@ -1,4 +1,4 @@
-"""The worker: it claims, drives, renews and releases runs."""
+"""The worker, which claims, executes and releases runs."""
 
 import asyncio
 import logging
@@ -41,16 +41,16 @@ logger = logging.getLogger("perdure.worker")
 
 
 class Worker:
-    """Drives runs of a runtime's workflows, up to `concurrency` at once.
+    """Executes runs of a runtime's workflows, up to `concurrency` at once.
 
     It asks the store for work about every `poll`, and at once when the store sends a notification
-    or this process creates a run. A store without notifications is asked more often while there is
-    work: 20 ms after work was found, and later after a tenth of the time since then.
-    `grace` is how long runs may continue while the worker drains. A run is paused when
-    `max_crashes` processes in a row died with it before it wrote an entry.
+    or this process creates a run. A store without notifications is polled more often while there is
+    work: 20 ms after work was found, then after a tenth of the time since. `grace` is how long runs
+    may continue while the worker drains. A run is paused if `max_crashes` processes in a row died
+    before it wrote an entry.
 
-    `queues` are the names of the queues it serves, "" being the runs in no queue. By default, it
-    serves the queues of its workflows and the runs in none.
+    `queues` are the names of the queues it serves; "" stands for runs in no queue. By default, it
+    serves the queues of its workflows, and runs in no queue.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """The name of the worker, and of no other: host, process id and six digits."""
+        """The unique name of the worker: host, process id and six digits."""
         return worker_id(self._owner)
 
     async def __aenter__(self) -> Self:
@@ -102,12 +102,12 @@ class Worker:
         await self.drain()
 
     async def serve(self) -> None:
-        """Work until SIGTERM or SIGINT arrives, then drain; a second one ends the grace period.
+        """Work until SIGTERM or SIGINT arrives, then drain; a second signal ends the grace period.
 
         It also returns when an operator has drained the worker.
         """
         loop = asyncio.get_running_loop()
-        # Before the handlers: while the dependencies are entered, a signal ends the process.
+        # Before the signal handlers: while the dependencies are entered, a signal ends the process.
         main = self._main or await self._begin()
         try:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,10 +119,10 @@ class Worker:
             await self.drain()
 
     async def run_until_idle(self) -> None:
-        """Work until no run is due and none is running, or as `serve` until a signal arrives.
+        """Work until no run is due and none is running, or until a signal arrives.
 
-        Runs that wait, and those of paused workflows and queues, are left as they are; for runs
-        that a limit keeps from starting it waits.
+        Runs that wait, and runs of paused workflows and queues, are left as they are; but it waits
+        for runs that a limit keeps from starting.
         """
         self._until_idle = True
         self._wake.set()
@@ -141,7 +141,7 @@ class Worker:
         return self._main
 
     async def drain(self) -> None:
-        """Claim nothing more, let runs continue for the grace period, then release the rest."""
+        """Claim no more runs, let runs continue for the grace period, then release the rest."""
         self._stop()
         main, self._main = self._main, None
         if main is not None:
@@ -159,17 +159,17 @@ class Worker:
 
     @property
     def concurrency(self) -> int:
-        """How many runs it drives at once."""
+        """How many runs it executes at once."""
         return self._concurrency
 
     @property
     def is_draining(self) -> bool:
-        """Whether it claims nothing more."""
+        """Whether it no longer claims runs."""
         return self._draining
 
     @property
     def running(self) -> int:
-        """How many runs are currently being driven."""
+        """How many runs are currently being executed."""
         return 0 if self._runs is None else len(self._runs)
 
     async def _work(self, entered: AsyncExitStack) -> None:
@@ -189,7 +189,7 @@ class Worker:
                     )
                 listener.cancel()
         except ExceptionGroup as errors:
-            # Only claiming can fail here: a run that cannot be driven is logged.
+            # Only claiming can fail here; a run that cannot be executed is logged.
             raise errors.exceptions[0] from None
         finally:
             logger.info("%s stopped: %s", self.id, self.counters)
@@ -217,7 +217,7 @@ class Worker:
 
     async def _claim_and_wait(self, runs: DrivenRuns) -> None:
         self._wake.clear()
-        # Before the claim: a run that ends during it may have made another one due.
+        # Read before the claim: a run that ends in the meantime may have made another one due.
         was_idle = not runs
         room = self._concurrency - len(runs)
         claimed = await self._claim(runs.session, room) if room else ()
@@ -225,7 +225,7 @@ class Worker:
             await runs.accept(turn)
         if not room:
             await self._claims.return_idle()
-        # A full batch: there may be more due runs.
+        # A full batch means that there may be more due runs.
         self._hungry = claimed is not None and len(claimed) == room
         if claimed:
             self._pace.worked()
@@ -236,7 +236,7 @@ class Worker:
             await self._pause(self._is_woken_again(claimed or ()))
 
     async def _claim(self, session: Session, room: int) -> Sequence[Turn] | None:
-        """Return the runs that were claimed, or `None` if that failed."""
+        """Return the claimed runs, or `None` if claiming failed."""
         try:
             await session.catch_up()
             if not self._declared:
@@ -258,23 +258,23 @@ class Worker:
     def _is_woken_again(self, claimed: Sequence[Turn]) -> bool:
         """Return whether the worker was woken during this claim, probably for the same runs.
 
-        A run that becomes due is announced by this process and by the store. At once, the next
-        claim would find nothing, and delay the runs that were just claimed. It may be about
-        another run, so the worker looks again soon.
+        A run that becomes due is announced by this process and by the store. Claiming again at once
+        would find nothing, and delay the runs that were just claimed. But the wake-up may be for
+        another run, so the worker checks again soon.
         """
         found_all = bool(claimed) and not self._hungry and not self._draining
         return found_all and self._wake.is_set()
 
     def _notified(self) -> None:
-        # Even when another process is faster to claim the run: more may follow.
+        # Even if another process claims the run first: more may follow.
         self._pace.worked()
         self._wake.set()
 
     async def _take_over(self, runs: DrivenRuns) -> None:
         """Continue the runs of processes on this machine that no longer exist.
 
-        Others would claim them when their leases expire. This one may have been started because of
-        a crash, so it looks for them first.
+        They would otherwise be claimed when their leases expire. This worker may have been started
+        because of a crash, so it looks for them first.
         """
         names = {each.workflow for each in self._drives}
         try:
@@ -294,7 +294,7 @@ class Worker:
         if isinstance(grant, Refusal):
             return
         if grant.queue:
-            # It takes its turn again: there may be no permit for it.
+            # It has to wait for its turn again, as there may be no permit for it.
             await require_lease(self._store).release([grant.lease])
         else:
             await runs.accept(Turn(grant))
@@ -309,7 +309,7 @@ class Worker:
             pause = min(pause, SECOND_LOOK)
         timer = detached(self._wake_after(pause))
         try:
-            # Not in a task of its own, so that the next iteration of the event loop claims.
+            # Not in a separate task, so that the next iteration of the event loop claims.
             await self._wake.wait()
         finally:
             timer.cancel()
@@ -322,17 +322,18 @@ class Worker:
         await self.runtime.clock.sleep(seconds)
 
     def _ended(self, turn: Turn) -> None:
-        """Claim again if a run that has ended makes that worth while."""
+        """Claim again if the end of a run makes that worthwhile."""
         is_last = self._until_idle and not self.running
         # Its permits are for another run of the queue.
         is_permitted = turn.hold is not None and not self._hungry
-        # A busy worker claims again when a quarter of its slots are free: one claim for many runs.
+        # A busy worker claims again when a quarter of its slots are free, so that one claim serves
+        # many runs.
         free = self._concurrency - self.running
         if is_last or is_permitted or (self._hungry and free >= -(-self._concurrency // 4)):
             self._wake.set()
 
     async def _finish(self, runs: DrivenRuns) -> None:
-        """Let runs end for the grace period; cancel the others, which keep what they recorded."""
+        """Let runs end within the grace period; cancel the others, which keep their records."""
         if not runs:
             return
         logger.info("draining: %d runs have %s to finish", len(runs), self._grace)
@@ -375,7 +376,7 @@ class Worker:
             self._stop()
 
     async def _listen(self) -> None:
-        """Wake the worker when the store sends a notification. Polling finds what this misses."""
+        """Wake the worker when the store sends a notification; polling finds missed ones."""
         store = self._store
         while can_notify(store):
             try:
@@ -384,6 +385,6 @@ class Worker:
             except StoreError as error:
                 logger.warning("notifications failed (%s); polling continues", error)
             except Exception:
-                # A bug of the store, perhaps; it must not stop the worker.
+                # Perhaps a bug of the store; it must not stop the worker.
                 logger.exception("notifications failed; polling continues")
             await self._sleep(self._poll)

@@ -345,7 +345,7 @@ def _check_order(run: Run, marked: list[str], in_sagas: list[str], sagas: list[A
 
 
 def _check_nothing_begins(effects: list[Effect], at_the_end: list[str]) -> None:
-    """When the run as a whole is undone, no step begins any more."""
+    """When the run as a whole is undone, no more steps begin."""
     first = next(
         (n for n, each in enumerate(effects) if each[:2] in {("undo", k) for k in at_the_end}), None
     )

@@ -54,7 +54,7 @@ class Outside:
         self._retries = 0
 
     async def see_to_the_end(self, trouble: float, deadline: float) -> None:
-        """Trigger the run, do what the seed says, and stop when it is over for good."""
+        """Trigger the run, do what the seed says, and stop when it is finally over."""
         await self.runtime.trigger(NAME, lang.dumps(self.program), run_id=self.run, wait=False)
         doing: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(each)

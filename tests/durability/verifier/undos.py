@@ -103,7 +103,7 @@ class Undos:
         return is_later and self._durable[later] < at and self.sagas(earlier) <= self.sagas(later)
 
     def _nothing_begins(self) -> Iterator[Found]:
-        """When it is stored that the run is undone, no step begins any more."""
+        """When it is stored that the run is undone, no more steps begin."""
         for at in self._at["begin"]:
             asked = self._asked.get(self._lines[at].activation, 0)
             for rollback in self._at["rollback"]:

@@ -340,7 +340,7 @@ async def test_another_process_can_write_with_the_lease(
 
 
 async def test_another_process_can_settle_a_run(store: MongoStore, another: MongoStore) -> None:
-    """The log is sealed, so the owner cannot write into it any more."""
+    """The log is sealed, so the owner cannot write to it any longer."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     assert await another.append([end(grant, 2, "a", "b")]) == [ACCEPTED]
@@ -349,7 +349,7 @@ async def test_another_process_can_settle_a_run(store: MongoStore, another: Mong
 
 
 async def test_another_process_can_release_a_run(store: MongoStore, another: MongoStore) -> None:
-    """The log is sealed, so the owner cannot write into it any more."""
+    """The log is sealed, so the owner cannot write to it any longer."""
     grant = await lease(store)
     await store.append([step(grant, 1, "a")])
     await another.release([grant.lease])

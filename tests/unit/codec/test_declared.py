@@ -104,7 +104,7 @@ def restored(result: Prepared, types: DeclaredTypes = TYPES, returns: object = N
         User("ana", anything={"~declared": 1}),
     ],
 )
-def test_a_value_of_declared_classes_comes_back_as_itself(value: object) -> None:
+def test_a_value_of_declared_classes_is_restored(value: object) -> None:
     """Nested in anything, in fields of any type, and in place of a base class."""
     result = prepared(value)
     assert result.losses == ()

@@ -1,4 +1,4 @@
-"""Which class a stored exception is restored with: one that the functions have at hand."""
+"""Which class a stored exception is restored with: one that the functions can name."""
 
 import functools
 import sys
@@ -221,7 +221,7 @@ def test_hostile_objects_in_a_module_are_not_asked() -> None:
     assert is_found
 
 
-def test_the_full_name_is_stored_only_if_the_class_is_at_hand() -> None:
+def test_the_full_name_is_stored_only_if_the_class_is_in_scope() -> None:
     """Another class of the same name must not take its place later."""
     step = function(Declined=Declined)
     assert encode_cause(Declined(), ErrorScope((), [step])).get("className") == "payments.Declined"

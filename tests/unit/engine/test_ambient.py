@@ -232,7 +232,7 @@ class TestTogether:
 
 
 class TestDecorator:
-    def test_the_function_can_be_recognised(self) -> None:
+    def test_the_function_can_be_recognized(self) -> None:
         """Frameworks look at its name, its signature and whether it is async."""
         assert (charge.__name__, charge.__doc__) == ("charge", None)
         assert list(inspect.signature(charge).parameters) == ["cents", "currency"]

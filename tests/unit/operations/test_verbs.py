@@ -447,7 +447,7 @@ async def test_edit_payload_needs_a_run_without_records(
     await runtime.trigger(echo, 1, run_id="run", delay="1h")
     await operations.edit_payload("run", 2, by="ana")
     assert await runtime.sweep() == []
-    # The call that triggered the run recognises it.
+    # The call that triggered the run recognizes it.
     await runtime.trigger(echo, 1, run_id="run", delay="1h")
     run = await runtime.resume("run")
     assert run.output == 2

@@ -1,4 +1,4 @@
-"""What `Insights` answers: frozen structs that can be shown in a terminal, on a page or as JSON.
+"""The results of `Insights`: frozen structs for terminals, pages and JSON.
 
 Values (payloads, outputs, the values of steps) are JSON as it is stored, after redaction. Times are
 aware UTC datetimes.

@@ -1,4 +1,4 @@
-"""What operators did, to one run or to many."""
+"""The acts of operators, on one run or many."""
 
 from datetime import datetime
 from typing import Literal
@@ -7,9 +7,9 @@ import msgspec
 
 
 class Act(msgspec.Struct, frozen=True):
-    """What an operator did: who, what, why, from where (`cli`, `dashboard`, `python`).
+    """An act of an operator: who, what, why, and from where (`cli`, `dashboard`, `python`).
 
-    `was` says what it replaced. `refused` says why it was not applied, if it was not.
+    `was` is what it replaced. `refused` is why it was not applied, if so.
     """
 
     at: datetime
@@ -24,7 +24,7 @@ class Act(msgspec.Struct, frozen=True):
 
 
 class SavedView(msgspec.Struct, frozen=True):
-    """A query that was saved under a name, by whom and when."""
+    """A query that was saved under a name, with who saved it and when."""
 
     name: str
     query: str
@@ -42,8 +42,9 @@ class ActsPage(msgspec.Struct, frozen=True):
 class BulkProgress(msgspec.Struct, frozen=True):
     """A bulk operation: one verb for each run that a query matches.
 
-    `refused` counts the runs that refused it, with the newest `reasons`. One that is interrupted or
-    stopped can be continued. `seen_at` is when the process that works on it last said so.
+    `refused` counts the runs to which the verb did not apply, with the newest `reasons`. An
+    operation that was interrupted or stopped can be continued. `seen_at` is when the process that
+    works on it last reported.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Errors of runs and steps, and groups of runs that failed alike."""
+"""Errors of runs and steps, and groups of similar failures."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from perdure.insights.model.json import Json
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One line of a traceback; `is_engine` is whether it is inside perdure."""
+    """One line of a traceback; `is_engine` marks lines inside perdure."""
 
     file: str
     line: int
@@ -20,8 +20,8 @@ class Frame(msgspec.Struct, frozen=True):
 class ErrorFacts(msgspec.Struct, frozen=True):
     """An exception or a returned `Err`, with what caused it, or what was being handled.
 
-    `value` is the JSON of an `Err`'s error that is not an exception. `members` are those of an
-    exception group.
+    `value` is the JSON of an `Err`'s error that is not an exception. `members` are the members of
+    an exception group.
     """
 
     type: str
@@ -36,7 +36,7 @@ class ErrorFacts(msgspec.Struct, frozen=True):
 class ErrorGroup(msgspec.Struct, frozen=True):
     """Failed runs with the same workflow, step and error; numbers in the message are folded.
 
-    `query` finds these runs, `by_hour` counts them for a sparkline, oldest hour first.
+    `query` finds these runs; `by_hour` counts them for a sparkline, oldest hour first.
     """
 
     workflow: str
@@ -52,7 +52,7 @@ class ErrorGroup(msgspec.Struct, frozen=True):
 
 
 class ErrorGroups(msgspec.Struct, frozen=True):
-    """Groups of failed runs, the largest first, of the newest `examined` failures."""
+    """Groups of failed runs, largest first, from the newest `examined` failures."""
 
     groups: tuple[ErrorGroup, ...]
     examined: int

@@ -11,7 +11,7 @@ from perdure.insights.model.steps import InFlight
 
 
 class WorkflowVersions(msgspec.Struct, frozen=True):
-    """A workflow that a worker drives, and the first and the last version of it."""
+    """A workflow that a worker drives, with its first and last version."""
 
     workflow: str
     first: int
@@ -21,8 +21,8 @@ class WorkflowVersions(msgspec.Struct, frozen=True):
 class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as of its last heartbeat.
 
-    A live one has a heartbeat; a lost one disappeared without a clean stop within the last day.
-    `owned` are the runs that a lost one still owns, if one worker was asked for.
+    A live worker has a heartbeat; a lost worker disappeared within the last day without stopping.
+    `owned` are the runs that a lost worker still owns, set only if a single worker is requested.
     """
 
     id: str
@@ -43,7 +43,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class HistoryPoint(msgspec.Struct, frozen=True):
-    """One step of a chart. Numbers are `None` where no worker has reported: a gap, not zero."""
+    """One point of a chart. Numbers are `None` where no worker has reported: a gap, not zero."""
 
     at: datetime
     completed: int | None = None
@@ -55,7 +55,7 @@ class HistoryPoint(msgspec.Struct, frozen=True):
 
 
 class WorkerHistory(msgspec.Struct, frozen=True):
-    """What the workers reported about a window, oldest first."""
+    """The workers' reports for a time window, oldest first."""
 
     points: tuple[HistoryPoint, ...]
     step: timedelta
@@ -63,7 +63,7 @@ class WorkerHistory(msgspec.Struct, frozen=True):
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """Something an operator should look at: a sentence, and the query or run that shows it."""
+    """Something that needs attention: a sentence, and the query or run that shows it."""
 
     text: str
     query: str = ""
@@ -73,7 +73,7 @@ class Attention(msgspec.Struct, frozen=True):
 class Overview(msgspec.Struct, frozen=True):
     """The store at a glance. `last_day` counts runs that ended in the last 24 hours.
 
-    If `due_capped`, there are at least `due` runs that are due.
+    If `due_capped`, more runs than `due` may be due.
     """
 
     now: datetime
@@ -97,7 +97,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
-    """The store: its address without a password, what it can do, and how far its clock is off."""
+    """The store: its address without the password, what it can do, and how far its clock is off."""
 
     url: str
     kind: str

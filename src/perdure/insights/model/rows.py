@@ -1,4 +1,4 @@
-"""Runs in lists, and numbers of runs and of their durations."""
+"""Runs in lists, counts, and durations."""
 
 from datetime import datetime, timedelta
 
@@ -8,12 +8,12 @@ from perdure.snapshot import RunStatus
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """One run in a list, from its header alone.
+    """A run in a list, from its header alone.
 
     `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
     `ended_at` is set when it is over. `error` is the first line of the error that ended it,
-    `ended_by` the step that raised it, and `reason` why it is paused. `size` is that of its
-    snapshot, in bytes.
+    `ended_by` the step that raised it, and `reason` why it is paused. `size` is the size of its
+    snapshot in bytes.
     """
 
     id: str
@@ -43,8 +43,8 @@ class RunRow(msgspec.Struct, frozen=True):
 class RunsPage(msgspec.Struct, frozen=True):
     """One page of runs.
 
-    `cursor` continues the list, `None` means that this is its end. If the search stopped early,
-    `searched_until` is the time back to which runs were examined, and `examined` how many were.
+    `cursor` continues the list; `None` means that this is the end. If the search stopped early,
+    `searched_until` is the time back to which runs were examined, and `examined` is how many.
     """
 
     runs: tuple[RunRow, ...]
@@ -54,14 +54,14 @@ class RunsPage(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """A number of runs; if `capped`, there are at least so many."""
+    """A number of runs; if `capped`, there may be more."""
 
     count: int
     capped: bool = False
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Durations of runs or steps, estimated from how many are in classes that double."""
+    """Percentiles of durations, estimated from the counts in classes that double."""
 
     count: int
     p50: timedelta | None = None

@@ -18,7 +18,7 @@ class Why(msgspec.Struct, frozen=True):
     """Why a run is where it is, in one or a few sentences.
 
     `situation` is the name of the rule that matched (`failed`, `paused`, `suspended`, `waiting`,
-    `running`, `owner_silent`, `held_back`, `no_worker`, …), `facts` what the sentence is made of.
+    `running`, `owner_silent`, `held_back`, `no_worker`, …), `facts` are the values in the sentence.
     """
 
     situation: str
@@ -34,7 +34,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The run that started a run, and the step that did; without a status if it was deleted."""
+    """The run and the step that started a run; without a status if the run was deleted."""
 
     run_id: str
     call: str
@@ -43,10 +43,10 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Children(msgspec.Struct, frozen=True):
-    """The runs that a run started: the newest of them, and how many have each status.
+    """The children of a run: the newest ones, and how many have each status.
 
-    `counts` are those of the newest 200; if there are more, they are capped. The query
-    `parent:<id>` finds them all.
+    `counts` covers the newest 200 children; if there are more, the counts are capped. The query
+    `parent:<id>` finds all of them.
     """
 
     runs: tuple[RunRow, ...] = ()
@@ -56,8 +56,8 @@ class Children(msgspec.Struct, frozen=True):
 class RollbackFacts(msgspec.Struct, frozen=True):
     """How far the steps of a run were undone, since when, and after which error.
 
-    Of `steps` that were to be undone, `undone` were. `not_undone` says for each step that could not
-    be, by its key, what kept it from that.
+    `undone` of the `steps` were undone. `not_undone` maps the key of each step that could not be
+    undone to the reason.
     """
 
     began_at: datetime
@@ -68,10 +68,10 @@ class RollbackFacts(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """One run: everything but its steps, which have pages of their own.
+    """Everything about a run except its steps, which have their own pages.
 
-    `known_by` are the live workers that can drive it. `acts` are the newest first. `schedule` is
-    the name of the schedule that started it.
+    `known_by` are the live workers that can drive the run. `acts` are in order, newest first.
+    `schedule` is the name of the schedule that started the run.
     """
 
     run: RunRow
@@ -108,7 +108,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One place where two runs differ; `where` is a path in the input or the key of a step."""
+    """One difference between two runs; `where` is a path in the input or the key of a step."""
 
     where: str
     left: Json = None
@@ -127,7 +127,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class BundleMessage(msgspec.Struct, frozen=True):
-    """A message in the inbox of an exported run; `id` is that of its store."""
+    """A message in the inbox of an exported run; `id` is its id in the original store."""
 
     event: str
     payload: Json
@@ -138,7 +138,7 @@ class BundleMessage(msgspec.Struct, frozen=True):
 class Bundle(msgspec.Struct, frozen=True):
     """An exported run: its snapshot and inbox, and a checksum of everything else.
 
-    If `redacted`, some values were hidden, and an imported copy has the mask in their place.
+    If `redacted`, some values were hidden, and an imported copy contains the mask instead.
     """
 
     run_id: str

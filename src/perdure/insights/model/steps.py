@@ -1,4 +1,4 @@
-"""The steps of a run: recorded, or being executed."""
+"""The steps of a run, recorded or in flight."""
 
 from datetime import datetime, timedelta
 
@@ -24,7 +24,9 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """One record of a run. `error` is the first line of the error; `by` is who entered it by hand.
+    """One record of a run.
+
+    `error` is the first line of the error; `by` is the operator who entered the record by hand.
 
     `value` is a preview: JSON text of at most 80 characters. `run_id` is the run that the step
     started or waited for.
@@ -47,7 +49,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class StepsPage(msgspec.Struct, frozen=True):
-    """Records of a run in the order they were made; `after` is the key that continues the list."""
+    """Records of a run in order; `after` is the key that continues the list."""
 
     steps: tuple[StepRow, ...]
     total: int
@@ -69,7 +71,7 @@ class StepGroup(msgspec.Struct, frozen=True):
 class StepDetail(msgspec.Struct, frozen=True):
     """One record in full. `position` counts from 1; `later` is how many records come after it.
 
-    `arguments` are those of the call, if the runtime records them.
+    `arguments` are the arguments of the call, if the runtime records them.
     """
 
     step: StepRow

@@ -1,4 +1,4 @@
-"""What runs wait for, and the messages that have come."""
+"""What runs wait for, and the messages in their inboxes."""
 
 from datetime import datetime
 from typing import Literal
@@ -10,11 +10,12 @@ from perdure.insights.model.rows import RunRow
 
 
 class WaitFacts(msgspec.Struct, frozen=True):
-    """Something that a run waits for: a time, an event, the next attempt of a step, or the end of
-    other runs, of which `run_id` is the one, or what the ids of the many begin with.
+    """Something that a run waits for.
 
-    Or the answer to an approval, with its `question`, `to` whom, its `options` and `data`, or to a
-    callback. `expires_at` is when that ends without an answer.
+    This can be a time, an event, the next attempt of a step, or the end of other runs: `run_id` is
+    the id of that run, or the prefix of the ids of many. It can also be the answer to a callback,
+    or to an approval with its `question`, addressee (`to`), `options` and `data`; `expires_at` is
+    when this wait ends without an answer.
     """
 
     id: str
@@ -46,14 +47,14 @@ class ApprovalRow(msgspec.Struct, frozen=True):
 
 
 class ApprovalsPage(msgspec.Struct, frozen=True):
-    """One page of open approvals, those of the newest runs first; `cursor` continues it."""
+    """One page of open approvals, newest runs first; `cursor` continues it."""
 
     approvals: tuple[ApprovalRow, ...]
     cursor: str | None = None
 
 
 class MessageFacts(msgspec.Struct, frozen=True):
-    """A message in the inbox of a run that was not consumed yet."""
+    """An unconsumed message in the inbox of a run."""
 
     id: str
     event: str
@@ -69,7 +70,7 @@ class AgendaHour(msgspec.Struct, frozen=True):
 
 
 class AwaitedEvent(msgspec.Struct, frozen=True):
-    """How many runs wait for an event, and since when the first of them does."""
+    """How many runs wait for an event, and since when the first of them has waited."""
 
     event: str
     count: int

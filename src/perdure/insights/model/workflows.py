@@ -1,4 +1,4 @@
-"""Workflows, their queues and limits, their schedules and how long their runs are kept."""
+"""Workflows, queues, limits, schedules and retention policies."""
 
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ from perdure.snapshot import RunStatus
 
 
 class DefinitionFacts(msgspec.Struct, frozen=True):
-    """What the newest worker said about one version of a workflow.
+    """What the newest worker reported about one version of a workflow.
 
     `keeps` is "result" if the steps of completed runs are dropped.
     """
@@ -29,10 +29,10 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
 class WorkflowRow(msgspec.Struct, frozen=True):
     """A workflow that has runs, or that a worker knows.
 
-    `versions` counts its live runs by version, as far as a bounded search has seen them;
-    `versions_capped` means that there are more. `by_version` counts them by status too, and is
-    filled for one workflow only. `kept_for` is how long finished runs are kept, by status; what is
-    missing is kept for good.
+    `versions` counts the live runs by version, within a bounded search; `versions_capped` means
+    that there are more. `by_version` also counts them by status, and is set only if a single
+    workflow is requested. `kept_for` is how long finished runs are kept, by status; runs with other
+    statuses are kept forever.
     """
 
     name: str
@@ -52,9 +52,10 @@ class WorkflowRow(msgspec.Struct, frozen=True):
 class LimitRow(msgspec.Struct, frozen=True):
     """A limit of a queue, of each of its keys, or of steps.
 
-    `name` is that of the queue or `Limit`, and `of` what is limited. `n` is the number that workers
-    use, `declared` the one in the code. `per` is the period of a rate in seconds. `in_use` is how
-    many units are taken, in the last period for a rate; `None` for limits of each key.
+    `name` is the name of the queue or `Limit`, and `of` is what is limited. `n` is the number that
+    workers use, `declared` the number in the code. `per` is the period of a rate in seconds.
+    `in_use` is how many units are in use, or were used in the last period of a rate; `None` for
+    limits per key.
     """
 
     name: str
@@ -66,7 +67,7 @@ class LimitRow(msgspec.Struct, frozen=True):
 
 
 class KeyRow(msgspec.Struct, frozen=True):
-    """The due and the owned runs of one key of a queue."""
+    """The due and owned runs of one key of a queue."""
 
     key: str
     due: int
@@ -76,10 +77,10 @@ class KeyRow(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """The due and the owned runs of one queue; if `capped`, at least so many runs are due.
+    """The due and owned runs of one queue; if `capped`, more runs may be due.
 
-    The name is empty for the runs in no queue. `limits` are those that live workers declare.
-    `keys` are some of the keys that have due or owned runs, at most 20, by name.
+    The name is empty for the runs in no queue. `limits` are the limits that live workers declare.
+    `keys` are up to 20 of the keys that have due or owned runs, by name.
     """
 
     name: str
@@ -94,14 +95,15 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class ScheduleRow(msgspec.Struct, frozen=True):
-    """A schedule: what it starts and when, and what became of it.
+    """A schedule: what it starts and when, and its state.
 
     `every` is an interval such as "1 h", or a cron expression, whose time zone is `tz`.
-    `next_times` are the nominal times of the next runs; none if it is paused or has ended.
-    `last_at` is that of the run that was started last. `open` are the ids of runs that are not
-    over, `buffered` counts those that wait for them. `missed` counts the times that were left out
-    because no worker ran, `skipped` those that were left out because a run was not over. `declared`
-    is the version of the workflow that declared it, or 0. `run_id` is the id of its own run.
+    `next_times` are the nominal times of the next runs; empty if it is paused or has ended.
+    `last_at` is the nominal time of the latest run. `open` are the ids of runs that are not over,
+    `buffered` counts the runs that wait for them. `missed` counts the times that were left out
+    because no worker was running, `skipped` those that were left out because a run was not over.
+    `declared` is the version of the workflow that declared it, or 0. `run_id` is the id of its own
+    run.
     """
 
     name: str
@@ -131,9 +133,10 @@ class ScheduleRow(msgspec.Struct, frozen=True):
 
 
 class RetentionRow(msgspec.Struct, frozen=True):
-    """For how long the runs of a workflow that ended in one way are kept.
+    """How long the runs of a workflow that ended with a given status are kept.
 
-    `version` is that of the workflow that declared it. `removable` is how many runs are older.
+    `version` is the version of the workflow that declared it. `removable` is how many runs are
+    older than that.
     """
 
     workflow: str
@@ -146,7 +149,8 @@ class RetentionRow(msgspec.Struct, frozen=True):
 class Retention(msgspec.Struct, frozen=True):
     """The policies by which workers remove finished runs.
 
-    `looked_at` is when they last looked, and `removed` how many runs they have removed in all.
+    `looked_at` is when they last checked, and `removed` is how many runs they have removed in
+    total.
     """
 
     rows: tuple[RetentionRow, ...] = ()

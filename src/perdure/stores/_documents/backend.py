@@ -125,7 +125,7 @@ class DocumentBackend(Generic[H]):
         ids = await self._execute(self._headers.old, request, before)
         if request.dry_run:
             return len(ids)
-        # One by one: each is checked again, as it may have been woken in the meantime.
+        # One by one, because each is checked again: it may have been woken in the meantime.
         return sum([await self._execute(self._headers.prune, id, before) for id in ids])
 
     async def stats(self) -> Stats:

@@ -1,4 +1,4 @@
-"""Claims of runs that are documents, from queues."""
+"""Claims of runs that are stored as documents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,7 +13,7 @@ from perdure.stores._timestamps import from_microseconds
 
 
 class DocumentClaims(DocumentLeases[H]):
-    """Runs that are found when they need a worker."""
+    """Finds and claims the runs that need a worker."""
 
     def __init__(self, storage: Storage[H], prefix: str) -> None:
         super().__init__(storage, prefix)
@@ -27,13 +27,13 @@ class DocumentClaims(DocumentLeases[H]):
         queues: Mapping[str, int],
         now: int,
     ) -> list[Due]:
-        """Return the runs that need a worker at a time, earliest first."""
+        """Return the runs that need a worker at time `at`, earliest first."""
         async with self.wakes.gate():
             wakes = await self._search(drives, queues, at, now).next(limit, queues)
         return [Due(self.public_id(wake.id), from_microseconds(wake.at)) for wake in wakes]
 
     async def queues(self, at: int, limit: int, low: str, high: str | None, now: int) -> list[str]:
-        """Return the queues with runs that need a worker at a time, by name."""
+        """Return the queues whose runs need a worker at time `at`, by name."""
         listed = await self.wakes.queues()
         names = sorted(name for name in listed if name >= low and (high is None or name < high))
         found: list[str] = []
@@ -77,7 +77,7 @@ class DocumentClaims(DocumentLeases[H]):
         run = self.storage.run(wake.id)
         async with run.locked():
             head = await run.head()
-            # It may have been saved or created again in the meantime, elsewhere.
+            # Another process may have saved or recreated the run in the meantime.
             if head is None or head.wake(wake.at) != wake:
                 return None
             wake_at = await wake_time(run, head)

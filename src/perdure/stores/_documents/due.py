@@ -23,10 +23,10 @@ _MOST_SETBACKS = 10_000
 
 
 class Planner(Generic[H]):
-    """Says when runs need a worker. It remembers those that it could not read, and logs them once.
+    """Determines when runs need a worker. Runs that cannot be read are logged once and delayed.
 
-    Unlike one whose snapshot cannot be read, a run whose head cannot be read cannot be leased, so
-    its delay is in its wake line alone.
+    A run whose head cannot be read cannot even be leased, unlike a run whose snapshot cannot be
+    read, so only its wake line records the delay.
     """
 
     def __init__(self, storage: Storage[H]) -> None:
@@ -34,7 +34,7 @@ class Planner(Generic[H]):
         self._setbacks: dict[str, tuple[int, int]] = {}
 
     async def plans(self, lines: Sequence[Wake], now: int) -> list[Wake | None]:
-        """Return for the run of each line when it currently needs a worker, and where."""
+        """Return when, and in which queue, the run of each line needs a worker."""
         heads = await self._storage.heads([line.id for line in lines])
         pairs = zip(lines, heads, strict=True)
         return [await self._plan(line, head, now) for line, head in pairs]
@@ -54,7 +54,7 @@ class Planner(Generic[H]):
         return None if wake_at is None else head.wake(wake_at)
 
     def _set_back(self, id: str, error: StoreCorrupted, now: int) -> int:
-        """Return when to try again; the delay grows each time that it has passed."""
+        """Return when to try again; the delay grows with every attempt."""
         until, delay = self._setbacks.pop(id, (0, 0))
         if not delay:
             logger.error("%s; it is left out of claims for a while", error, exc_info=error)
@@ -68,7 +68,7 @@ class Planner(Generic[H]):
 
 
 class DueSearch(Generic[H]):
-    """The runs of some queues that need a worker at a time, earliest first.
+    """The runs of some queues that need a worker at a given time, earliest first.
 
     A line only says where to look: the run's head says when it needs a worker. Lines of workflows
     and versions that are not drivable are skipped, so that their runs are not read.
@@ -95,7 +95,7 @@ class DueSearch(Generic[H]):
         }
 
     async def next(self, limit: int, most: Mapping[str, int]) -> list[Wake]:
-        """Return up to `limit` further runs, at most so many of each queue; none at the end."""
+        """Return up to `limit` more runs, within the limits of their queues; none at the end."""
         left = dict(most)
         wakes: list[Wake] = []
         while len(wakes) < limit:
@@ -110,7 +110,7 @@ class DueSearch(Generic[H]):
         return wakes
 
     async def queues(self) -> list[str]:
-        """Return the queues that have such runs."""
+        """Return the queues that have runs to claim."""
         await self._read([*self._queues.values()], len(self._queues))
         return [search.queue for search in self._queues.values() if search.first is not None]
 
@@ -119,7 +119,7 @@ class DueSearch(Generic[H]):
         self._queues[wake.queue].scan.claimed(wake.id)
 
     async def tidy(self) -> None:
-        """Remove lines that were found out of date."""
+        """Remove the lines that turned out to be out of date."""
 
         async def plan(line: Wake) -> Wake | None:
             (current,) = await self._planner.plans([line], self._now)
@@ -129,7 +129,7 @@ class DueSearch(Generic[H]):
             await search.scan.tidy(plan, self._now)
 
     async def _read(self, searches: Sequence["_QueueSearch"], count: int) -> None:
-        """Read lines, and the runs that they are about, until each search knows its first run."""
+        """Read lines and their runs until each search knows its first run."""
         while unknown := [search for search in searches if search.needs_lines]:
             share = max(count, self._storage.read_ahead) // len(unknown) or 1
             lines = await self._gather(unknown, share)
@@ -150,8 +150,8 @@ class DueSearch(Generic[H]):
 class _QueueSearch:
     """The search in one queue.
 
-    A run can be due later than its line says, because of a line that is out of date. Such a run
-    waits here until the lines have been read up to its time.
+    An outdated line can announce a run too early. The run is then held back until the lines have
+    been read up to its actual time.
     """
 
     def __init__(self, queue: str, scan: Scan, runs: "_Filter", at: int) -> None:
@@ -166,7 +166,7 @@ class _QueueSearch:
 
     @property
     def first(self) -> Wake | None:
-        """The earliest run, or `None` as long as a line that was not read may be earlier."""
+        """The earliest run, or `None` while an unread line may be earlier."""
         if not self._due:
             return None
         is_known = self._is_at_end or self._due[0].at <= self._read_until
@@ -180,7 +180,7 @@ class _QueueSearch:
         return heappop(self._due)
 
     async def read(self, count: int) -> Collection[Wake]:
-        """Return up to `count` further lines, one for each run."""
+        """Return up to `count` more lines, one for each run."""
         lines = await self.scan.next(count)
         self._is_at_end = len(lines) < count
         if lines:
@@ -193,19 +193,19 @@ class _QueueSearch:
         return unread.values()
 
     def add(self, line: Wake, plan: Wake | None) -> None:
-        """Add the run of a line, if it is due, and of this queue."""
+        """Add the run of a line if it is due and in this queue."""
         if plan is None or plan.at > self._at:
             self.scan.postponed(line.id, plan)
             return
         if plan[2:] != line[2:]:
-            # Otherwise workers that cannot drive the run would read it again and again.
+            # Otherwise, workers that cannot drive the run would read it again and again.
             self.scan.postponed(line.id, plan)
         if plan.queue == self.queue and self._runs.accepts(plan):
             heappush(self._due, plan)
 
 
 class _Filter:
-    """Which runs a worker wants: of a store's prefix, and drivable."""
+    """Selects the runs that have the store's prefix and that the worker can drive."""
 
     def __init__(self, prefix: str, drives: Sequence[Drivable] | None) -> None:
         self._prefix = prefix

@@ -1,6 +1,6 @@
-"""Searching, counting and pruning runs that are documents, by their heads.
+"""Search, count and prune runs by their heads.
 
-There is no index: all heads are read, and only those.
+There is no index: every search reads all heads, but nothing else.
 """
 
 import logging
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentHeaders(DocumentRuns[H]):
-    """Runs that are found by what is in their heads."""
+    """Finds runs by the contents of their heads."""
 
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
-        """Find runs; whether one of them was woken by a message is looked up afterwards."""
+        """Find runs, and then check which of them a message has woken."""
         heads = {self.public_id(head.id): head for head in await self._all(query.prefix)}
         summaries = (head.summarized(self.prefix) for head in heads.values())
         found = find(summaries, query, limit, after).runs
@@ -36,7 +36,7 @@ class DocumentHeaders(DocumentRuns[H]):
         return Found([_waking_at(run, times.get(self.prefix + run.id)) for run in found])
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
-        """Return runs by id, with their revisions; one that cannot be read is left out."""
+        """Return runs by id, with their revisions; `None` for runs that cannot be read."""
         return await self.storage.gather(self._revised, await self.heads(ids))
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
@@ -60,7 +60,7 @@ class DocumentHeaders(DocumentRuns[H]):
         return Stats(by_status, min(oldest, default=None), by_queue)
 
     async def old(self, request: PruneRequest, before: int) -> list[str]:
-        """Return the ids of runs to prune that were last written before a time."""
+        """Return the ids of the runs to prune that were last written before `before`."""
         ids = [
             self.public_id(head.id)
             for head in await self._mine()
@@ -72,7 +72,7 @@ class DocumentHeaders(DocumentRuns[H]):
         return ids[: request.limit]
 
     async def prune(self, id: str, before: int) -> bool:
-        """Delete a run if it is still over and was last written before a time."""
+        """Delete a run if it is still over and was last written before `before`."""
         run = self.run(id)
         async with run.locked():
             return await self._delete(
@@ -99,14 +99,14 @@ class DocumentHeaders(DocumentRuns[H]):
         return replace(summary, revision=revision)
 
     async def _wake_times(self, heads: Sequence[H]) -> dict[str, int]:
-        """Return when runs are due that messages have woken, by id."""
+        """Return the wake times of runs that messages have woken, by id."""
         waiting = [head for head in heads if head.awaits]
         times = await self.storage.gather(self._wake_time, waiting)
         pairs = zip(waiting, times, strict=True)
         return {head.id: time for head, time in pairs if time is not None}
 
     async def _wake_time(self, head: H) -> int | None:
-        """Return when a run is due, as far as its inbox can be read."""
+        """Return when a run is due; an unreadable inbox is ignored."""
         try:
             with reading(head.id, msgspec.MsgspecError):
                 return await wake_time(self.storage.run(head.id), head)
@@ -119,7 +119,7 @@ def _waking_at(run: RunSummary, wake_at: int | None) -> RunSummary:
 
 
 def _counted(queue: QueueStats, wake_at: int, now: int, *, is_owned: bool) -> QueueStats:
-    """Return the numbers of a queue with those of one more run that has a wake time."""
+    """Return the statistics of a queue with one more run counted."""
     if wake_at > now:
         return replace(queue, leased=queue.leased + is_owned)
     time = from_microseconds(wake_at)

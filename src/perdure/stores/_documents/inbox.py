@@ -1,4 +1,4 @@
-"""Messages for runs that are documents."""
+"""Messages for runs that are stored as documents."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -13,7 +13,7 @@ class DocumentInboxes(DocumentRuns[H]):
     """Runs with inboxes."""
 
     async def send(self, messages: Sequence[NewMessage], now: int) -> list[Receipt]:
-        """Put messages in inboxes, those to one run together; wake runs that await them."""
+        """Put messages in inboxes, grouped by run, and wake the runs that await them."""
         async with self.wakes.gate():
             return await self.by_run(
                 lambda group: self._send(group, now), messages, lambda message: message.to
@@ -38,7 +38,7 @@ class DocumentInboxes(DocumentRuns[H]):
         return receipts
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> list[Message]:
-        """Return a run's messages that were not consumed."""
+        """Return a run's unconsumed messages."""
         run = self.run(id)
         async with run.locked(shared=True):
             head = await run.head()
@@ -56,5 +56,5 @@ def _number(message_id: str) -> int:
 
 
 def _wake(head: Head, names: set[str], now: int) -> Wake | None:
-    """Return the line by which messages wake a run, or `None` if it awaits none of them."""
+    """Return the wake line for a run that awaits one of the messages, or `None`."""
     return None if names.isdisjoint(head.awaits) else head.wake(now)

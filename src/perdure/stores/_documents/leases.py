@@ -1,4 +1,4 @@
-"""Leases of runs that are documents, and their creation."""
+"""Leases and creation of runs that are stored as documents."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
@@ -19,7 +19,7 @@ from perdure.stores._timestamps import from_microseconds, to_microseconds
 
 
 class HasId(Protocol):
-    """Something that concerns one run."""
+    """Anything with the id of a run."""
 
     @property
     def id(self) -> str: ...
@@ -35,7 +35,7 @@ class DocumentLeases(DocumentRuns[H]):
     """Runs with leases and wake times."""
 
     async def acquire(self, requests: Sequence[LeaseRequest], now: int) -> list[Granted | None]:
-        """Return for each request its lease and the run read under it, or `None`."""
+        """Return a lease and the run read under it, or `None`, for each request."""
         async with self.wakes.gate():
             heads = await self.heads([request.id for request in requests])
             is_available = [
@@ -117,11 +117,11 @@ class DocumentLeases(DocumentRuns[H]):
         return None if created is None else await self._read_grant(run, created, now, created=True)
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
-        """Return who has the lease of each run."""
+        """Return the owner of each run."""
         return [None if head is None else _ownership(head) for head in await self.heads(ids)]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, now: int) -> list[Lease | None]:
-        """Move the ends of leases; return `None` for each that was lost."""
+        """Extend leases; return `None` for each that was lost."""
         end = after(now, ttl)
         async with self.wakes.gate():
             return await self._each(lambda lease: self._renew(lease, end, now), leases)
@@ -143,7 +143,7 @@ class DocumentLeases(DocumentRuns[H]):
         raise too_busy(lease.id)
 
     async def release(self, leases: Sequence[Lease], wake_at: int, now: int) -> None:
-        """Release leases without a rest; a run whose head cannot be read has none."""
+        """Release leases without a rest; a run whose head cannot be read has no lease."""
         async with self.wakes.gate():
             heads = await self.readable_heads([lease.id for lease in leases])
             await self.wakes.add([head.wake(wake_at) for head in heads.values()], now)
@@ -209,7 +209,7 @@ class DocumentLeases(DocumentRuns[H]):
         now: int,
         instead_of: str | None = None,
     ) -> Granted | None:
-        """Lease and read a run; `None` if another process was quicker."""
+        """Lease and read a run; return `None` if another process was faster."""
         is_lost = head.owner is not None and (not head.is_leased(now) or head.owner == instead_of)
         new = replace(
             head,
@@ -225,8 +225,8 @@ class DocumentLeases(DocumentRuns[H]):
         if leased is None:
             return None
         grant = await self._read_grant(run, leased, now)
-        # A reader that was paused may have been overtaken: what it could not read, or read without
-        # its journal, may be what the next owner has removed.
+        # This process may have been paused while another one took over the run. What it could not
+        # read, or read without its journal, may have been removed by the next owner.
         return grant if await run.is_held(leased) else None
 
     async def _read_grant(

@@ -1,4 +1,4 @@
-"""What the document stores keep of a run. Times are microseconds since 1970."""
+"""The records of the document stores. Times are microseconds since 1970."""
 
 from collections.abc import Collection
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -10,7 +10,7 @@ from perdure.snapshot import RunStatus
 from perdure.store import Entry, Lease, Message, Rest, RunSummary, Verdict
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 
-# How often a verb starts over when other processes change the run under it.
+# How often an operation starts over when other processes change the run in the meantime.
 MAX_ATTEMPTS = 20
 
 # The epoch of a journal entry, and its number in that epoch.
@@ -18,7 +18,7 @@ Place: TypeAlias = tuple[int, int]
 
 
 class Wake(NamedTuple):
-    """A wake line: the run may need a worker at that time.
+    """A wake line: the run may need a worker at time `at`.
 
     Lines of layout 1 end with the workflow.
     """
@@ -66,15 +66,15 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
         return self.owner is not None and self.wake_at is not None and self.wake_at > now
 
     def is_held_with(self, lease: Lease) -> bool:
-        """Return whether this is the lease under which the run is held."""
+        """Return whether this is the run's current lease."""
         return self.owner == lease.owner and self.epoch == lease.epoch and not self.is_closed
 
     def wake(self, at: int) -> Wake:
-        """Return the line by which the run is found at a time."""
+        """Return the line that makes the run discoverable at a given time."""
         return Wake(at, self.id, self.workflow, self.queue, self.version)
 
     def settled(self, rest: Rest, place: Place, now: int) -> "Head":
-        """Return the head of the same run at rest; `place` is that of the write."""
+        """Return the head of the run at rest; `place` is the place of the write."""
         return Head(
             id=self.id,
             workflow=self.workflow,
@@ -92,7 +92,7 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
         )
 
     def summarized(self, prefix: str) -> RunSummary:
-        """Return the run as a search does; its id is shown without the prefix."""
+        """Return the run's summary; its id does not include the prefix."""
         return RunSummary(
             id=self.id.removeprefix(prefix),
             updated_at=from_microseconds(self.updated_at),
@@ -122,12 +122,12 @@ class StoredMessage(NamedTuple):
     sent_at: int
 
     def as_message(self) -> Message:
-        """Return the message as the store contract has it."""
+        """Return the message as a record of the store contract."""
         return Message(self.id, self.name, self.payload.encode(), from_microseconds(self.sent_at))
 
 
 def verdict(head: Head | None, entry: Entry, written: Collection[Place]) -> Verdict:
-    """Return the verdict on an entry; `written` are the journal's places if the run is released."""
+    """Return the verdict on an entry. `written` are the journal's places if the epoch is closed."""
     if head is None:
         return Verdict.UNKNOWN
     if entry.epoch != head.epoch:
@@ -138,7 +138,7 @@ def verdict(head: Head | None, entry: Entry, written: Collection[Place]) -> Verd
 
 
 def too_busy(id: str) -> StoreUnavailable:
-    """Return the error for a run that other processes keep changing."""
+    """Return the error to raise when other processes keep changing a run."""
     return StoreUnavailable(
         f"run {id!r} was changed by other processes {MAX_ATTEMPTS} times; try again"
     )

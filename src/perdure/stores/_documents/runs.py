@@ -1,4 +1,4 @@
-"""Saving, loading, appending to and deleting runs that are documents."""
+"""Save, load, append to and delete runs that are stored as documents."""
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -39,7 +39,7 @@ class DocumentRuns(Generic[H]):
         return stored_id[len(self.prefix) :]
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int) -> None:
-        """Replace a whole run; it is in no queue any more."""
+        """Replace a whole run and remove it from its queue."""
         run = self.run(id)
         async with self.wakes.gate(), run.locked():
             for _ in range(MAX_ATTEMPTS):
@@ -121,7 +121,7 @@ class DocumentRuns(Generic[H]):
     async def _rest(
         self, run: StoredRun[H], steps: Sequence[Entry], last: Entry, rest: Rest, now: int
     ) -> list[Verdict]:
-        """Write a rest; the steps before it in the batch are part of its snapshot."""
+        """Write a rest, whose snapshot includes the steps before it in the batch."""
         entries = [*steps, last]
         for _ in range(MAX_ATTEMPTS):
             head = await run.head()
@@ -162,7 +162,8 @@ class DocumentRuns(Generic[H]):
         if head is None:
             return False
         # A sender in another process may have read the head before it was replaced, and its message
-        # may have arrived after we read the inbox: neither side has written a line for it.
+        # may have arrived after we read the inbox. In that case neither side has written a wake
+        # line.
         if new.awaits and not is_due and _awaits(new, await run.inbox(), consumed):
             await self.wakes.add([new.wake(now)], now)
         await run.sweep(head)
@@ -183,7 +184,7 @@ class DocumentRuns(Generic[H]):
         items: Sequence[T],
         id_of: Callable[[T], str],
     ) -> list[R]:
-        """Do the work for each run's items, in order; several runs at a time."""
+        """Process the items of each run in order, several runs at a time."""
         groups: dict[str, list[T]] = {}
         for item in items:
             groups.setdefault(id_of(item), []).append(item)
@@ -195,7 +196,7 @@ class DocumentRuns(Generic[H]):
 
 
 async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
-    """Return a run's messages that were not consumed, in order."""
+    """Return a run's unconsumed messages, in order."""
     messages = await run.inbox()
     if not messages:
         return []
@@ -206,7 +207,7 @@ async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
 def _saved(
     id: str, workflow: str | None, rest: Rest, epoch: int, old: Head | None, now: int
 ) -> Head:
-    """Return the head of a run that replaces another; only the time of creation stays."""
+    """Return the head of a saved run; of the old head it keeps only the time of creation."""
     head = Head(
         id=id,
         workflow=workflow,

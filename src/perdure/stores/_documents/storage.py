@@ -1,4 +1,4 @@
-"""What a storage of documents must be able to do."""
+"""The protocols that a storage of documents must implement."""
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -28,7 +28,9 @@ class StoredRun(Protocol[H]):
     def id(self) -> str: ...
 
     def locked(self, *, shared: bool = False) -> AbstractAsyncContextManager[None]:
-        """Lock the run against all others that the storage can lock out; `shared` among readers.
+        """Lock the run against every task and process that the storage can lock out.
+
+        With `shared`, readers do not exclude each other.
 
         Journal entries that were added are durable when the context exits.
         """
@@ -55,15 +57,15 @@ class StoredRun(Protocol[H]):
         ...
 
     async def next_epoch(self, head: H | None, now: int) -> int:
-        """Return an epoch that no run of this id ever had, deleted ones included."""
+        """Return an epoch that no run with this id has ever had, not even a deleted one."""
         ...
 
     async def prepare(self) -> None:
-        """Make ready for a run that does not exist: remove what a crash left of a deleted one."""
+        """Prepare for a new run: remove what a crash left behind of a deleted one."""
         ...
 
     async def take(self, old: H, new: H) -> H | None:
-        """Lease the run to another owner: entries of older epochs do not count from here on."""
+        """Lease the run to another owner; from now on, entries of older epochs do not count."""
         ...
 
     async def read(self, head: H) -> tuple[H, Snapshot] | None:
@@ -71,11 +73,11 @@ class StoredRun(Protocol[H]):
         ...
 
     async def is_held(self, head: H) -> bool:
-        """Return whether the lease is still the run's."""
+        """Return whether the lease is still the run's current one."""
         ...
 
     async def renew(self, old: H, new: H) -> bool:
-        """Move the end of the lease."""
+        """Extend the lease."""
         ...
 
     async def release(self, old: H, new: H) -> bool:
@@ -83,15 +85,15 @@ class StoredRun(Protocol[H]):
         ...
 
     async def add(self, entries: Sequence[Entry]) -> H | None:
-        """Add the entries that count to the journal, and return the head that decides on them."""
+        """Append the entries to the journal; return the head that decides whether they count."""
         ...
 
     async def settle(self, old: H | None, new: Head, data: bytes) -> H | None:
-        """Replace the head and the snapshot; the first head of a run may have an owner already."""
+        """Replace the head and the snapshot; the first head of a run may already have an owner."""
         ...
 
     async def sweep(self, head: H) -> None:
-        """Remove what a head that was just settled does not refer to any more."""
+        """Remove what the head that was just settled no longer refers to."""
         ...
 
     async def deliver(self, head: H, messages: Sequence[NewMessage], now: int) -> Sequence[Receipt]:
@@ -102,7 +104,7 @@ class StoredRun(Protocol[H]):
         ...
 
     async def progress(self, head: H) -> str:
-        """Return a string that differs after every journal entry and message."""
+        """Return a string that changes with every journal entry and message."""
         ...
 
     async def delete(self, head: H) -> bool:
@@ -118,10 +120,10 @@ class StoredRun(Protocol[H]):
 
 
 class Scan(Protocol):
-    """Wake lines of one queue up to a time, earliest first."""
+    """The wake lines of one queue up to a given time, earliest first."""
 
     async def next(self, count: int) -> list[Wake]:
-        """Return up to `count` further lines; fewer at the end."""
+        """Return up to `count` more lines; fewer at the end."""
         ...
 
     def claimed(self, id: str) -> None:
@@ -135,7 +137,7 @@ class Scan(Protocol):
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove lines that are no longer true, where that is worth it.
 
-        `plan` returns when the run of a line currently needs a worker.
+        `plan` returns when the run of a line actually needs a worker.
         """
         ...
 
@@ -146,7 +148,7 @@ class Wakes(Protocol):
     """
 
     def gate(self) -> AbstractAsyncContextManager[None]:
-        """Keep lines from being removed until the runs that they announce are written."""
+        """Prevent the removal of lines until the runs that they announce are written."""
         ...
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
@@ -154,7 +156,7 @@ class Wakes(Protocol):
         ...
 
     def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> Scan:
-        """Return the lines of a queue up to a time that are accepted."""
+        """Return the lines of a queue up to time `until` that `accepts` accepts."""
         ...
 
     async def queues(self) -> Collection[str]:
@@ -174,7 +176,7 @@ class Storage(Protocol[H]):
         ...
 
     async def open(self) -> None:
-        """Create what does not exist, and check the layout of what does."""
+        """Create the storage if it does not exist; otherwise check its layout."""
         ...
 
     def run(self, id: str) -> StoredRun[H]:
@@ -182,7 +184,7 @@ class Storage(Protocol[H]):
         ...
 
     async def heads(self, ids: Sequence[str]) -> Sequence[H | StoreCorrupted | None]:
-        """Read many heads; one that cannot be read is returned as its error."""
+        """Read many heads; for an unreadable head, its error is returned."""
         ...
 
     async def all_heads(self, prefix: str) -> Sequence[H]:
@@ -192,15 +194,15 @@ class Storage(Protocol[H]):
     async def gather(
         self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
     ) -> list[R]:
-        """Do the work for several items concurrently."""
+        """Process several items concurrently."""
         ...
 
     async def execute(
         self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
     ) -> R:
-        """Run a verb where it may block, and translate the storage's errors."""
+        """Run an operation where it may block, and translate the storage's errors."""
         ...
 
     async def close(self) -> None:
-        """Wait for the verbs in progress and close what the storage opened."""
+        """Wait for the operations in progress, and close what the storage opened."""
         ...

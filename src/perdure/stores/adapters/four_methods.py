@@ -29,7 +29,7 @@ from perdure.validation import check_id
 
 
 class StoredRun(TypedDict):
-    """A run as such a store keeps it."""
+    """A run as a four-method store keeps it."""
 
     run_id: str
     definition_id: str | None
@@ -82,7 +82,7 @@ class RunsStore(AsyncCloseable):
         self._clock = clock
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run by `snapshot`."""
+        """Replace the whole run with `snapshot`."""
         run: StoredRun = {
             "run_id": check_id(id),
             "definition_id": workflow_of(snapshot),
@@ -116,7 +116,7 @@ class RunsStore(AsyncCloseable):
 
 
 class LeasedRunsStore(RunsStore):
-    """Runs in a four-method store with a lease. It fences no writes, so it is best effort."""
+    """Runs in a four-method store with a lease, which is best effort: it does not fence writes."""
 
     capabilities = Capabilities(lease="best_effort")
 
@@ -132,7 +132,7 @@ class LeasedRunsStore(RunsStore):
         self._release = release
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
-        """Return for each request its lease and the run, or the reason why not.
+        """Return a lease and the run, or a refusal, for each request.
 
         The store does not name the owner, so `instead_of` has no effect.
         """
@@ -145,7 +145,7 @@ class LeasedRunsStore(RunsStore):
         if existing is None:
             if request.create is None:
                 return Refusal(request.id, "missing")
-            # Some of these stores lease only an existing run.
+            # Some of these stores can lease only an existing run.
             await self.save(request.id, codec.loads(request.create))
         if not await self._acquire(request.id, request.owner, request.ttl):
             return Refusal(request.id, "owned")
@@ -157,7 +157,7 @@ class LeasedRunsStore(RunsStore):
         return Grant(lease, snapshot, now, created=existing is None)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta, /) -> Sequence[Lease | None]:
-        """Move the expiry of leases; return `None` for each that was lost."""
+        """Extend leases; return `None` for each that was lost."""
         return [await self._renew(lease, ttl) for lease in leases]
 
     async def _renew(self, lease: Lease, ttl: timedelta) -> Lease | None:

@@ -7,11 +7,11 @@ from perdure.store import AsyncCloseable, Capabilities, RunSummary, Store, capab
 
 
 class SnapshotOnlyStore(AsyncCloseable):
-    """Only the five methods of a store: `durable.run` saves the whole snapshot after each step.
+    """A store reduced to the five methods: `durable.run` saves the whole snapshot after each step.
 
-    Use it for a table or collection that is shared with another program, such as awaitly, which can
-    then continue a run wherever this one crashed. Neither program has leases, so you must ensure
-    that they do not work on the same run at the same time.
+    Use it for a table or collection that you share with another program, such as awaitly, which can
+    then continue a run after a crash of this one. There are no leases, so you must ensure that the
+    programs do not work on the same run at the same time.
 
         store = SnapshotOnlyStore(postgres("postgresql://localhost/mydb", table="snapshots"))
     """
@@ -24,7 +24,7 @@ class SnapshotOnlyStore(AsyncCloseable):
         )
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run by `snapshot`."""
+        """Replace the whole run with `snapshot`."""
         await self._store.save(id, snapshot)
 
     async def load(self, id: str, /) -> Snapshot | None:

@@ -1,4 +1,4 @@
-"""Import of runs that visulima stored, as snapshots that a `Runtime` can continue."""
+"""Import visulima's stored runs as snapshots that a `Runtime` can continue."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -65,9 +65,9 @@ class _StoredRun(msgspec.Struct, rename="camel"):
 def snapshot_of_stored_run(stored_run: Mapping[str, Any]) -> Snapshot:
     """Convert a `StoredRun` of visulima's workflow runtime, or raise `StateFormatError`.
 
-    Its definition id becomes the workflow's name, its history the steps, sleeps and events, its
-    payload the input; a run that sleeps or waits does so until the same time. A run that is over
-    stays over, but a failed one can be retried.
+    Its definition id becomes the workflow's name, its history becomes steps, sleeps and events, and
+    its payload becomes the input. A sleeping or waiting run wakes at the same time as before. A run
+    that is over stays over, but a failed run can be retried.
 
         await store.save(stored_run["runId"], snapshot_of_stored_run(stored_run))
         await Runtime(store, workflows=[order]).resume(stored_run["runId"])

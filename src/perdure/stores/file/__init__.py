@@ -1,4 +1,4 @@
-"""A store in a directory: a file for each run's snapshot and one for its journal."""
+"""A store in a directory, with one file for each run's snapshot and one for its journal."""
 
 import os
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ from perdure.validation import check_prefix
 
 
 class FileBackend(DocumentBackend[FileHead]):
-    """A directory that is watched for what other processes write to it."""
+    """A backend in a directory, which is watched for changes by other processes."""
 
     def __init__(
         self, storage: FileStorage, documents: FileDocuments, prefix: str, clock: Clock
@@ -42,11 +42,12 @@ class FileBackend(DocumentBackend[FileHead]):
 class FileStore(NotifyShell[FileBackend]):
     """Keeps runs as files in a directory, which several processes of one machine may share.
 
-    With `durability="full"` an acknowledged write survives a power loss, with `"normal"` only the
-    end of the process. Locks are held during an operation, and end with the process.
+    With `durability="full"` an acknowledged write survives a power loss; with `"normal"` it only
+    survives a crash of the process. Locks are held during an operation, and are released when the
+    process ends.
 
-    Workers notice within about 20 ms that another process made a run due. Only a process that dies
-    between its write and the notification, or a sleep that ends, is left to their polling.
+    Workers notice within about 20 ms when another process makes a run due. They find a run by
+    polling only if its sleep ended, or if a process died between its write and the notification.
 
         async with FileStore("./workflows") as store:
             await store.save("checkout-123", snapshot)

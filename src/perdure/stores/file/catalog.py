@@ -22,7 +22,7 @@ _TICK = 2.0
 
 
 class Catalog:
-    """Reads the heads of all runs, each again only if its file has changed."""
+    """Reads the heads of all runs, and caches them until their files change."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class Catalog:
                 continue
             try:
                 head = self._head(entry, previous.get(name))
-                # Only a run that was leased since its head was written has one of these.
+                # Only a run that was leased since its head was written has one of these files.
                 if head and (f"{stem}.lease" in names or f"{stem}.journal" in names):
                     head = FileRun(self._folder, head.id).read_head()
             except StoreCorrupted:

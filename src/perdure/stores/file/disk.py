@@ -1,7 +1,7 @@
 """The file system as the file store needs it: atomic replacement, checksummed lines, locks.
 
-Each method of `Disk` that changes something is one change that a crash leaves done or not done.
-The exception is `append`, which may leave a torn last line; its checksum shows that.
+Each change made by a method of `Disk` is atomic: after a crash it is either done or not done. The
+exception is `append`, which may leave a torn last line, detected by its checksum.
 """
 
 import errno
@@ -23,7 +23,7 @@ class Disk:
         self._sync = sync
 
     def replace(self, path: Path, content: bytes) -> None:
-        """Replace a file by a new one, durably."""
+        """Replace a file with a new one, durably."""
         self.make_directory(path.parent)
         temporary = path.with_suffix(".tmp")
         self.write(temporary, content)
@@ -31,7 +31,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a file that no other process reads yet."""
+        """Write a file that no other process can see yet."""
         with path.open("wb") as file:
             file.write(content)
             file.flush()
@@ -43,7 +43,7 @@ class Disk:
 
     def overwrite(self, path: Path, content: bytes) -> None:
         """Write a small file in place, without syncing it."""
-        # One call, so that a process that is killed has written all of it or nothing.
+        # A single call, so that a killed process has written either all of it or nothing.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, content)
@@ -76,7 +76,7 @@ class Disk:
         return True
 
     def remove_directory(self, directory: Path) -> bool:
-        """Remove a directory if it is empty; return whether it was."""
+        """Remove a directory if it is empty; return whether it was removed."""
         try:
             directory.rmdir()
         except FileNotFoundError:
@@ -96,12 +96,12 @@ class Disk:
         self.sync_directory(directory.parent)
 
     def sync(self, descriptor: int) -> None:
-        """Return when what was written to a file survives a power loss."""
+        """Flush a file, so that its contents survive a power loss."""
         if self._sync:
             os.fsync(descriptor)
 
     def sync_directory(self, directory: Path) -> None:
-        """Return when the names in a directory survive a power loss."""
+        """Flush a directory, so that the names in it survive a power loss."""
         if self._sync:
             with opened(directory, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
@@ -130,7 +130,7 @@ def locked(path: Path, *, shared: bool = False) -> Generator[None, None, None]:
 
 @contextmanager
 def try_locked(path: Path) -> Generator[bool, None, None]:
-    """Hold a file's lock exclusively; yield `False` without waiting if it is held already."""
+    """Hold a file's lock exclusively; yield `False` at once if it is already held."""
     with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +150,7 @@ class Lines(NamedTuple):
 
 def checked_line(content: bytes) -> bytes:
     """Return JSON as a line with its checksum."""
-    # In JSON, a line break can only be between tokens, where a space means the same.
+    # In JSON, a raw line break can only occur between tokens, where a space is equivalent.
     content = content.replace(b"\n", b" ")
     return b"%08x %b\n" % (crc32(content), content)
 
@@ -169,7 +169,7 @@ def line_content(line: bytes) -> bytes | None:
 def read_lines(path: Path) -> Lines:
     """Read the lines of a file that is appended to; a missing file has none.
 
-    A crash can only tear the last line: a damaged line before others is `StoreCorrupted`.
+    A crash can only tear the last line; any other damaged line raises `StoreCorrupted`.
     """
     try:
         data = path.read_bytes()
@@ -179,7 +179,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def split_lines(path: Path, data: bytes) -> Lines:
-    """Split what a file contains, from the start of a line to its end, as `read_lines` does."""
+    """Split the tail of a file, from the start of a line, as `read_lines` does."""
     *lines, rest = data.split(b"\n")
     complete = [content for content in map(line_content, lines) if content is not None]
     if len(complete) == len(lines):
@@ -190,7 +190,7 @@ def split_lines(path: Path, data: bytes) -> Lines:
 
 
 def read_intact_lines(path: Path) -> Iterator[bytes]:
-    """Read the lines of a file, skipping damaged ones wherever they are; a missing one has none."""
+    """Read the lines of a file, skipping damaged ones anywhere; a missing file has none."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The documents of a file store: a file for each of them.
+"""The documents of a file store, one file each.
 
-A file is replaced whole, so that readers need no lock. Writers of one document exclude each other
-by a lock, which ends with its process.
+Files are replaced whole, so readers need no lock. Writers of a document take a lock, which is
+released when the process ends.
 """
 
 import logging
@@ -35,9 +35,9 @@ _decode = msgspec.json.Decoder(Document).decode
 
 
 class FileDocuments(KeyValueBackend):
-    """Documents in a directory for each kind: the part of the key before the first colon.
+    """Documents, with one directory per kind: the part of the key before the first colon.
 
-    To find the keys of one kind, no file of another is read. Expired files are removed then.
+    Listing the keys of one kind reads no files of another, and removes expired files.
     """
 
     def __init__(self, storage: FileStorage, clock: Clock, prefix: str) -> None:
@@ -80,7 +80,7 @@ class FileDocuments(KeyValueBackend):
             try:
                 existed = self._value(path) is not None
             except msgspec.MsgspecError:
-                existed = True  # one that cannot be read can still be deleted
+                existed = True  # an unreadable document can still be deleted
             self._remove(path)
         return existed
 
@@ -122,7 +122,7 @@ class FileDocuments(KeyValueBackend):
 
     def _remove_expired(self, path: Path) -> None:
         with locked(self._lock(path)):
-            # It may have been set again in the meantime.
+            # The document may have been set again in the meantime.
             document = _read(path)
             if document is not None and self._is_expired(document):
                 self._folder.disk.remove(path)

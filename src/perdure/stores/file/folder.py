@@ -9,13 +9,13 @@ from perdure.stores.file.inbox import KnownInboxes
 from perdure.stores.file.journal import KnownJournals
 from perdure.stores.file.notify import NotifyFile
 
-# Layout 1 had no number: heads without queue, version, tags and summary, and no `queues`. All of it
-# is read as it is, with the defaults.
+# Layout 1 had no number: its heads have no queue, version, tags or summary, and there is no
+# `queues` directory. It is read as it is, with default values.
 _LAYOUT = 2
 
 
 class Folder:
-    """The directory of a store, and what its runs share."""
+    """The directory of a store, with the parts that its runs share."""
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self.root = root
@@ -33,7 +33,7 @@ class Folder:
         self._epoch = root / "epoch"
 
     def create(self) -> None:
-        """Create what does not exist, or raise if a newer perdure has written here."""
+        """Create the directory if necessary; raise if a newer perdure has written to it."""
         self.disk.make_directory(self.locks)
         with locked(self.locks / "layout"):
             number = self._layout_number()
@@ -49,12 +49,14 @@ class Folder:
         try:
             return int(self._layout.read_bytes())
         except ValueError as error:
-            raise StoreCorrupted(f"{self._layout} is damaged; it should be a number") from error
+            raise StoreCorrupted(
+                f"{self._layout} is damaged: it should contain a number"
+            ) from error
 
     def next_epoch(self, now: int) -> int:
-        """Return a number that was never returned before in this directory.
+        """Return a number that was never used before in this directory.
 
-        It follows the clock, so none is repeated even if a power loss takes the last ones.
+        The numbers follow the clock, so none is repeated even if a power loss erases the last ones.
         """
         with locked(self._epoch):
             try:

@@ -1,4 +1,4 @@
-"""Inboxes as append-only files: which messages they hold, and appending to them."""
+"""Inboxes as append-only files."""
 
 import logging
 import os
@@ -22,11 +22,11 @@ _MAX_KNOWN = 4096
 
 @dataclass(slots=True)
 class InboxContents:
-    """What an inbox holds, up to a size: the ids of its messages, and every `dedup_id` ever used.
+    """The contents of an inbox up to a size: message ids, and every `dedup_id` ever used.
 
-    `last_line` are the bytes at its end. Message ids are never used twice, and consumed messages
-    are only ever replaced by something shorter: as long as these bytes are in their place, nothing
-    before them has changed.
+    `last_line` is the last line up to that size. Message ids are never reused, and consumed
+    messages are only ever replaced by something shorter. So as long as these bytes are still in the
+    same place, nothing before them has changed.
     """
 
     size: int = 0
@@ -35,7 +35,7 @@ class InboxContents:
     dedup_ids: set[str] = field(default_factory=set)
 
     def add(self, lines: bytes) -> None:
-        """Add complete lines that follow."""
+        """Add the complete lines that follow."""
         if not lines:
             return
         self.size += len(lines)
@@ -48,18 +48,18 @@ class InboxContents:
 
 
 class KnownInboxes:
-    """What this process knows of inboxes, so that they are not read whole for each message."""
+    """A cache of inbox contents, so that an inbox is not read in full for each message."""
 
     def __init__(self) -> None:
         self._inboxes: dict[str, InboxContents] = {}
         self._lock = threading.Lock()
 
     def get(self, name: str) -> InboxContents | None:
-        """Return what is known of an inbox; it may have changed since."""
+        """Return the cached contents of an inbox, which may have changed since."""
         return self._inboxes.get(name)
 
     def remember(self, name: str, contents: InboxContents) -> None:
-        """Remember what an inbox contains; the least recently used one is forgotten."""
+        """Cache the contents of an inbox; the least recently used one is evicted."""
         with self._lock:
             self._inboxes.pop(name, None)
             self._inboxes[name] = contents
@@ -73,7 +73,7 @@ class KnownInboxes:
 
 
 class InboxWriter:
-    """The inbox of a run that is locked."""
+    """The inbox of a locked run."""
 
     def __init__(self, disk: Disk, known: KnownInboxes, paths: RunPaths) -> None:
         self._disk = disk
@@ -86,8 +86,8 @@ class InboxWriter:
             return InboxContents()
         with opened(self._paths.inbox, os.O_RDWR) as descriptor:
             contents = self._read(descriptor)
-            # A process may have died before it synced a message: to answer that a second one is a
-            # duplicate is to promise that the first one is durable.
+            # A process may have died before it synced a message. Reporting the next one as a
+            # duplicate promises that the first one is durable, so sync it now.
             self._disk.sync(descriptor)
         self._known.remember(self._paths.name, contents)
         return contents
@@ -105,7 +105,7 @@ class InboxWriter:
         self._known.remember(self._paths.name, contents)
 
     def sweep(self, consumed: set[str]) -> None:
-        """Remove messages; only the ids remain by which second ones are duplicates."""
+        """Remove messages, but keep their `dedup_id`s to recognize duplicates."""
         lines = (
             InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed else line
             for line in read_inbox(self._paths.inbox)

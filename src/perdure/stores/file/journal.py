@@ -1,4 +1,4 @@
-"""Journals as append-only files: which entries they hold, and appending to them."""
+"""Journals as append-only files."""
 
 import logging
 import os
@@ -24,9 +24,9 @@ class _Journal(NamedTuple):
 
 
 class KnownJournals:
-    """What this process knows of the journals it wrote to, so that they are not read every time.
+    """A cache of the journals that this process wrote, so that they are not read every time.
 
-    It is trusted only while the file has the inode and the size that it had then.
+    A cached journal is valid only while its file has the same inode and size.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class KnownJournals:
         return journal.places
 
     def remember(self, name: str, status: os.stat_result, places: set[Place]) -> None:
-        """Remember what a journal contains; the least recently written one is forgotten."""
+        """Cache the places of a journal; the least recently written one is evicted."""
         with self._lock:
             self._journals.pop(name, None)
             self._journals[name] = _Journal(status.st_ino, status.st_size, places)
@@ -55,7 +55,7 @@ class KnownJournals:
 
 
 class JournalWriter:
-    """The journal of a run that is locked; opened when it is first needed."""
+    """The journal of a locked run, opened on first use."""
 
     def __init__(self, disk: Disk, known: KnownJournals, paths: RunPaths) -> None:
         self._disk = disk
@@ -98,10 +98,10 @@ class JournalWriter:
         self._disk.remove(self._paths.journal)
 
     def sync(self) -> None:
-        """Return when the journal is durable, if it was used.
+        """Flush the journal to disk, if it was used.
 
-        That includes entries which were only read: another process may have written them and may
-        not have synced them yet, or may have died before it did.
+        This includes entries that were only read: the process that wrote them may not have synced
+        them yet, or may have died before it could.
         """
         if self._descriptor is not None:
             self._disk.sync(self._descriptor)

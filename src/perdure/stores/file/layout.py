@@ -1,7 +1,8 @@
 """The formats of a run's files: head with snapshot, lease, journal, inbox.
 
 The head file is replaced whole when the run is created, saved or settled. A lease or a journal
-entry counts only if its place is above the head's: what a crash left of older ones is ignored.
+entry counts only if its place is above the head's, so older ones that a crash left behind are
+ignored.
 """
 
 from collections.abc import Iterable
@@ -29,7 +30,7 @@ class FileHead(Head, frozen=True, kw_only=True):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """A lease: its owner until a time. Without an owner, the run is available from then on."""
+    """A lease: its owner and expiry. Without an owner, the run is available from that time on."""
 
     owner: str | None
     epoch: int
@@ -47,7 +48,7 @@ class JournalEntry(NamedTuple):
 
 
 class InboxLine(NamedTuple):
-    """A message; one that was consumed and is kept for its `dedup_id` has no name."""
+    """A message; a consumed message that is kept for its `dedup_id` has no name."""
 
     id: str
     name: str | None
@@ -63,7 +64,7 @@ _decode_message = msgspec.json.Decoder(InboxLine).decode
 
 
 class RunPaths:
-    """The paths of one run's files, each made when it is first needed."""
+    """The paths of one run's files, computed on first use."""
 
     def __init__(self, directory: Path, id: str) -> None:
         self.name = safe_name(id)
@@ -95,7 +96,7 @@ class RunPaths:
 
 
 def encode_head(head: FileHead, snapshot: bytes) -> bytes:
-    """Return the file of a head and its snapshot: one JSON object, the head on the first line."""
+    """Encode a head and its snapshot as a file: one JSON object, the head on the first line."""
     snapshot = snapshot.replace(b"\n", b" ")
     checked = msgspec.structs.replace(head, checksum=crc32(snapshot))
     return msgspec.json.encode(checked)[:-1] + _SNAPSHOT + snapshot + _END
@@ -132,12 +133,12 @@ def _parse_head(path: Path, line: bytes) -> FileHead:
 
 
 def encode_lease(lease: LeaseRecord) -> bytes:
-    """Return the file of a lease."""
+    """Encode a lease as a file."""
     return checked_line(msgspec.json.encode(lease))
 
 
 def read_lease(path: Path) -> LeaseRecord | None:
-    """Read a lease; one that is missing or damaged is `None`."""
+    """Read a lease; return `None` if it is missing or damaged."""
     try:
         content = line_content(path.read_bytes().partition(b"\n")[0])
     except FileNotFoundError:
@@ -146,7 +147,7 @@ def read_lease(path: Path) -> LeaseRecord | None:
 
 
 def encode_entries(entries: Iterable[Entry]) -> bytes:
-    """Return what one call adds to a journal: one line, which a crash leaves whole or torn."""
+    """Encode the journal entries of one call as one line, which a crash leaves whole or torn."""
     parts = (
         b"[%d,%d,%b,%b]" % (entry.epoch, entry.n, msgspec.json.encode(entry.consumes), entry.data)
         for entry in entries
@@ -160,7 +161,7 @@ def read_journal(path: Path) -> list[JournalEntry]:
 
 
 def encode_message(message: InboxLine) -> bytes:
-    """Return a line of the inbox."""
+    """Encode a message as a line of the inbox."""
     return checked_line(msgspec.json.encode(message))
 
 

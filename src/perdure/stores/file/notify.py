@@ -1,7 +1,8 @@
-"""Notifications between the processes that share a directory: a file that grows.
+"""Notifications between processes that share a directory, through a file that grows.
 
-Whatever makes a run due appends a byte once the run is written. A change of size is certain, unlike
-one of a time stamp: two writes within one tick of the file system's clock have the same time.
+An operation that makes a run due appends a byte after writing the run. The size of the file is a
+reliable signal, unlike its timestamp: two writes within one tick of the file system's clock have
+the same time.
 """
 
 import logging
@@ -15,15 +16,15 @@ from perdure.stores.file.disk import opened
 
 logger = logging.getLogger(__name__)
 
-# The file then starts over, which is a change, too.
+# The file is then truncated, which is a change of size too.
 _MAX_SIZE = 64 * 1024
 
 
 class NotifyFile:
     """Sends and notices notifications.
 
-    Nothing depends on the file, so it is not synced. A process that dies between writing a run and
-    sending has notified no other; workers then find the run when they poll.
+    Nothing depends on the file, so it is not synced. If a process dies between writing a run and
+    sending the notification, workers find the run when they poll.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,12 +38,12 @@ class NotifyFile:
                     os.ftruncate(descriptor, 0)
                 os.write(descriptor, b".")
         except OSError as error:
-            # The run is written: the verb has succeeded.
+            # The run is written, so the operation has succeeded.
             logger.warning("%s: no notification sent (%s); polling continues", self._path, error)
 
     @contextmanager
     def watching(self) -> Generator[Look, None, None]:
-        """Return a function that returns whether anything was sent since its last call."""
+        """Yield a function that returns whether anything was sent since its previous call."""
         known: tuple[int, int] | None = None
 
         def look() -> bool:

@@ -34,8 +34,8 @@ from perdure.stores.file.layout import (
 class FileRun:
     """A `StoredRun` in files.
 
-    With the run's lock held no other process can change the head, so no write fails for that
-    reason. No method ever suspends: `FileStorage.execute` runs them in a thread.
+    While the run is locked, no other process can change the head, so no write fails for that
+    reason. No method ever suspends; `FileStorage.execute` runs them in a thread.
     """
 
     def __init__(self, folder: Folder, id: str) -> None:
@@ -52,7 +52,8 @@ class FileRun:
         with self._journal:
             with locked(self._folder.locks / self._paths.shard, shared=shared):
                 yield
-            # After the lock is released: one that reads what is not synced yet syncs it as well.
+            # After the lock is released: a process that reads entries that are not synced yet syncs
+            # them itself.
             self._journal.sync()
 
     async def head(self) -> FileHead | None:
@@ -65,7 +66,8 @@ class FileRun:
             return None
         lease = read_lease(self._paths.lease)
         if lease is None:
-            # A power loss may take a lease, which is not synced, but not what was written under it.
+            # A power loss may erase a lease, which is not synced, but not what was written under
+            # it.
             epoch = max((entry.epoch for entry in self._entries(head)), default=0)
             lease = LeaseRecord(None, epoch, head.updated_at)
         return head if lease.epoch <= head.epoch else _leased(head, lease)
@@ -90,7 +92,7 @@ class FileRun:
         return self._journal.places()
 
     async def next_epoch(self, head: FileHead | None, now: int) -> int:
-        """Return an epoch that no run of this directory ever had."""
+        """Return an epoch that no run of this directory has ever had."""
         return self._folder.next_epoch(now)
 
     async def prepare(self) -> None:
@@ -113,7 +115,7 @@ class FileRun:
         return True
 
     async def release(self, old: FileHead, new: FileHead) -> bool:
-        """Release the lease: one without an owner closes its epoch."""
+        """Release the lease; a lease without an owner closes its epoch."""
         self._write_lease(new)
         return True
 
@@ -133,13 +135,13 @@ class FileRun:
         return head
 
     async def settle(self, old: FileHead | None, new: Head, data: bytes) -> FileHead:
-        """Replace the head and the snapshot: one file, replaced atomically."""
+        """Replace the head and the snapshot atomically: they are one file."""
         head = FileHead(**asdict(new))
         if head.owner is None:
             self._disk.replace(self._paths.head, encode_head(head, data))
             return head
-        # A lease counts if its epoch is above the head's. If we die before we write the lease, the
-        # run exists and is found by its wake line.
+        # A lease counts only if its epoch is above the head's. If we crash before we write the
+        # lease, the run exists without an owner and is found by its wake line.
         first = replace(head, owner=None, base=(head.epoch, 0))
         self._disk.replace(self._paths.head, encode_head(first, data))
         epoch = self._folder.next_epoch(head.updated_at)
@@ -176,7 +178,7 @@ class FileRun:
         return receipts
 
     def _new_message(self, message: NewMessage, now: int) -> InboxLine:
-        # Its number comes from the counter of epochs: it is above that of every earlier message.
+        # The id comes from the epoch counter, so it is above that of every earlier message.
         id = str(self._folder.next_epoch(now))
         return InboxLine(id, message.name, message.payload.decode(), now, message.dedup_id)
 
@@ -191,7 +193,7 @@ class FileRun:
         return self._remove()
 
     def _remove(self) -> bool:
-        # The head first: without its journal it would show less than was accepted.
+        # The head first: a head without its journal would lose accepted entries.
         existed = self._disk.remove(self._paths.head)
         if existed:
             self._disk.sync_directory(self._paths.head.parent)

@@ -30,7 +30,7 @@ _RUN_THREADS = 8
 class FileStorage:
     """A `Storage` in a directory, which several processes of one machine may share.
 
-    Locks are taken in one order: gate, run, epoch. They end with the process.
+    Locks are always taken in the order gate, run, epoch, and are released when the process ends.
     """
 
     read_ahead = 1
@@ -41,14 +41,14 @@ class FileStorage:
         self._catalog = Catalog(self.folder)
         self._is_open = False
         self._opening = threading.Lock()
-        # Threads of its own: the event loop never waits for a disk, nor the disk for the user's
-        # steps. Runs have others than verbs, which wait for them.
+        # Dedicated threads, so that the event loop never waits for the disk, nor the disk for the
+        # user's steps. Operations wait for the work on their runs, so the two need separate pools.
         self._verbs = ThreadPoolExecutor(_VERB_THREADS, thread_name_prefix="perdure-file")
         self._runs = ThreadPoolExecutor(_RUN_THREADS, thread_name_prefix="perdure-file-run")
         self._process = 0
 
     async def open(self) -> None:
-        """Do nothing: `execute` opens the directory before it runs any verb."""
+        """Do nothing: `execute` opens the directory before the first operation."""
 
     def run(self, id: str) -> FileRun:
         return FileRun(self.folder, id)
@@ -68,22 +68,22 @@ class FileStorage:
     async def gather(
         self, work: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
     ) -> list[R]:
-        """Do the work for several items in threads: a disk syncs many files in the time of one."""
+        """Process several items in threads: a disk syncs many files in the time of one."""
         futures = [self._runs.submit(lambda item: _finish(work(item)), item) for item in items]
-        # Also after a failure: nothing may continue behind a caller that then opens the gate.
+        # Even after a failure: no work may continue after the caller has opened the gate.
         wait(futures)
         return [future.result() for future in futures]
 
     async def execute(
         self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
     ) -> R:
-        """Run a verb in a thread, and translate errors of the file system."""
+        """Run an operation in a thread, and translate errors of the file system."""
         self._check_process()
         call = partial(self._execute, verb, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._verbs, call)
 
     async def close(self) -> None:
-        """Wait for the verbs in progress and end the threads; the files stay."""
+        """Wait for the operations in progress, and end the threads."""
         if self._process in (0, os.getpid()):
             await asyncio.to_thread(self._verbs.shutdown)
             await asyncio.to_thread(self._runs.shutdown)
@@ -123,4 +123,4 @@ def _finish(work: Coroutine[Any, Any, R]) -> R:
         result: R = stop.value
         return result
     work.close()
-    raise RuntimeError("a verb of the file store waited for an event loop")
+    raise RuntimeError("an operation of the file store suspended")

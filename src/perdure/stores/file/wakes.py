@@ -1,7 +1,7 @@
 """Wake lines in files of one minute each, in a directory for each queue.
 
-Lines are only ever appended. What removes lines holds the gate exclusively, so that no run is
-between the writing of its line and its own write.
+Lines are only ever appended. Lines are removed while the gate is held exclusively, so that no other
+process is between writing a line and writing its run.
 """
 
 import os
@@ -49,8 +49,9 @@ class FileWakes:
             with locked(self._folder.gate, shared=True):
                 yield
         finally:
-            # Not when a line is written, but when the run is, too: a worker would not find it yet.
-            # The lines may be another verb's; its runs are announced again when it ends.
+            # Notify only once the run is written, not when its line is: a worker would not find the
+            # run yet. The lines may belong to another operation, which sends its own notification
+            # when it ends.
             if self._due_lines != before:
                 self._folder.notifications.send()
 
@@ -80,7 +81,7 @@ class FileWakes:
         return FileScan(self, self.directory(queue), until, accepts)
 
     async def queues(self) -> Collection[str]:
-        """Return the queues that have directories, by the lines in them."""
+        """Return the queues that have directories; their names are read from the lines."""
         names: dict[str, str] = {}
         for directory in self._folder.queues.iterdir():
             name = self._names.get(directory.name) or _queue_of(directory)
@@ -100,13 +101,13 @@ class FileWakes:
                         self.split(path)
 
     def split(self, path: Path) -> None:
-        """Split a file of many lines into parts in order, so that each is read by itself."""
+        """Split a file of many lines into ordered parts that can be read one at a time."""
         lines = sorted(set(_lines(path)), key=_order)
         first = sum(1 for _ in path.parent.glob(f"{path.name}.*"))
         for number, start in enumerate(range(0, len(lines), _PART), start=first):
             part = path.with_name(f"{path.name}.{number:06}")
             self._write(part, lines[start : start + _PART])
-        # A crash before this leaves lines twice, which is harmless.
+        # A crash before this leaves duplicate lines, which are harmless.
         self._folder.disk.remove(path)
 
     async def sweep(self, path: Path, plan: Plan) -> None:
@@ -119,7 +120,7 @@ class FileWakes:
             if wake is not None:
                 is_here = _minute(wake) == minute and self.directory(wake.queue) == path.parent
                 (current if is_here else moved).append(wake)
-        # Added before they are removed here: a crash in between leaves them in both places.
+        # Added before they are removed here: after a crash in between, they are in both places.
         self._add(moved)
         if current:
             self._write(path, sorted(current, key=_order))
@@ -166,7 +167,7 @@ class FileScan:
             await self._wakes.tidy(to_sweep, to_split, plan)
 
     def large_files(self) -> list[Path]:
-        """Return the files that hold so many lines that they should be split."""
+        """Return the files that have enough lines to be split."""
         return [path for path, n in self._sizes.items() if n > 2 * _PART and not path.suffix]
 
     def _read(self) -> Iterator[Wake]:
@@ -217,7 +218,7 @@ def _lines(path: Path) -> list[Wake]:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of a directory; it may have been removed because it was empty."""
+    """Return the files of a directory, which may have been removed because it was empty."""
     try:
         return [path for path in directory.iterdir() if path.suffix != ".tmp"]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Any key-value store as a store of runs."""
+"""A store of runs on any key-value store."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -22,9 +22,9 @@ class KeyValueRuns(StoreShell[DocumentBackend[KeyValueHead]]):
     """Keeps runs as documents in a key-value store, which it never closes.
 
     If the key-value store has compare-and-set (`perdure.keyvalue.CompareAndSet`), leases are atomic
-    and processes may share the runs. Otherwise the guarantees hold between the tasks of one
-    process, which the store declares: `lease="best_effort"`, `shared="process"`. The same holds for
-    `replace` of its `documents`, whose times to live are those of the key-value store.
+    and processes may share the runs. Otherwise the guarantees hold only between the tasks of one
+    process, and the store declares `lease="best_effort"` and `shared="process"`. The same is true
+    of `replace` in its `documents`, which expire as the key-value store implements it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ def keyvalue(
     """Return a store of runs on a `KeyValueStore` or on a driver of `py-key-value-aio`.
 
     `survives` is what an acknowledged write survives in the key-value store itself. The default is
-    `"process_crash"`, or `"nothing"` for one in memory.
+    `"process_crash"`, or `"nothing"` for a `MemoryKeyValue`.
 
         store = keyvalue(MemoryKeyValue())
     """

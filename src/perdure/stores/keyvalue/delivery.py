@@ -1,4 +1,4 @@
-"""Putting messages in an inbox, which is one document."""
+"""Put messages in an inbox, which is one document."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from perdure.stores.keyvalue.layout import Inbox, decode_inbox, encode
 
 
 class Deliver:
-    """The edit that adds messages to an inbox; `found` are those that were there before.
+    """The edit that adds messages to an inbox; `found` are the messages that were already there.
 
-    It may be called several times, for a document that changes; the last call counts.
+    It is called again if the document changes in the meantime; the last call counts.
     """
 
     def __init__(self, messages: Sequence[NewMessage], now: int, *, is_over: bool) -> None:

@@ -1,7 +1,7 @@
-"""JSON documents in a key-value store, changed so that no change is lost.
+"""JSON documents in a key-value store, changed without lost updates.
 
-If the key-value store has compare-and-set, that holds between processes. Otherwise it holds between
-the tasks of one process, which share a lock for each key.
+If the key-value store has compare-and-set, this holds across processes. Otherwise it holds only
+between the tasks of one process, which share a lock for each key.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ class Documents:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether a change is safe against other processes too."""
+        """Whether changes are atomic across processes."""
         return self._compare_and_set is not None
 
     def unique_name(self) -> str:
         """Return a name that no other writer uses."""
-        # With the process id, as a fork draws the same numbers.
+        # With the process id, because a forked process draws the same random numbers.
         return f"{os.getpid():x}.{self._random.getrandbits(64):016x}"
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class Documents:
         return await translate_errors(self._kv.get(key))
 
     async def read_many(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the document of each key, in as few round trips as the key-value store allows."""
+        """Return the documents, in as few round trips as the key-value store allows."""
         if not keys:
             return []
         if isinstance(self._kv, GetMany):
@@ -91,7 +91,7 @@ class Documents:
         await translate_errors(self._kv.delete(key))
 
     async def swap(self, key: str, old: str | None, new: str | None) -> bool:
-        """Replace `old` by `new` (`None`: no document); return whether `old` was there."""
+        """Replace `old` with `new` (`None`: no document); return whether `old` was there."""
         if self._compare_and_set is not None:
             return await translate_errors(self._compare_and_set.replace(key, old, new))
         async with self.lock_swap(key):
@@ -104,7 +104,7 @@ class Documents:
             return True
 
     async def change(self, key: str, edit: Edit) -> None:
-        """Change a document by a function of its text; `None` if there is no document."""
+        """Apply a function to a document's text; `None` stands for a missing document."""
         while True:
             old = await self.read(key)
             new = edit(old)
@@ -113,7 +113,7 @@ class Documents:
 
 
 async def concurrently(work: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
-    """Do the work for many items, a limited number at a time."""
+    """Process many items, a limited number at a time."""
     if len(items) == 1:
         return [await work(items[0])]
     results: list[R] = []
@@ -126,12 +126,12 @@ def _locks_of(kv: object) -> dict[str, _KeyLock]:
     try:
         return _locks.setdefault(kv, {})
     except TypeError:
-        # Not hashable or without weak references: its stores cannot find each other's locks.
+        # Not hashable, or without weak references: stores on it cannot share locks.
         return {}
 
 
 async def translate_errors(answer: Awaitable[T]) -> T:
-    """Return what the key-value store answers; raise its errors as those of a store."""
+    """Await a call of the key-value store, and translate its errors."""
     try:
         return await answer
     except PerdureError:

@@ -1,4 +1,4 @@
-"""What the runs of a key-value store have in common."""
+"""The documents that all runs of a key-value store share."""
 
 from dataclasses import dataclass
 from zlib import crc32
@@ -9,8 +9,8 @@ from perdure.stores._layout import check_layout
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.layout import editing
 
-# Layout 1 had no number: heads without queue, version, tags and summary, and no queues. All of it
-# is read as it is, with the defaults.
+# Layout 1 had no number: its heads have no queue, version, tags or summary, and there are no
+# queues. It is read as it is, with default values.
 _LAYOUT = 2
 _LAYOUT_KEY = "perdure:layout"
 _EPOCH_FLOOR = "perdure:epochs"
@@ -23,7 +23,7 @@ _decode_ids = msgspec.json.Decoder(list[str]).decode
 
 @dataclass(slots=True)
 class JournalEnd:
-    """What this process knows of a journal that it writes, so that it is not read every time."""
+    """The end of a journal that this process writes, cached so that it is not read every time."""
 
     epoch: int
     documents: int
@@ -38,17 +38,17 @@ class Keyspace:
         self._journal_ends: dict[str, JournalEnd] = {}
 
     def journal_end(self, id: str) -> JournalEnd | None:
-        """Return what is known of a run's journal."""
+        """Return the cached end of a run's journal."""
         return self._journal_ends.get(id)
 
     def remember(self, id: str, end: JournalEnd) -> None:
-        """Remember where a journal ends; the oldest one is forgotten."""
+        """Cache the end of a journal; the oldest one is evicted."""
         self._journal_ends[id] = end
         if len(self._journal_ends) > _MAX_KNOWN:
             del self._journal_ends[next(iter(self._journal_ends))]
 
     def forget(self, id: str) -> None:
-        """Forget a journal that this process does not write any more."""
+        """Forget a journal that this process no longer writes."""
         self._journal_ends.pop(id, None)
 
     async def open(self) -> None:
@@ -60,7 +60,7 @@ class Keyspace:
             await self.documents.swap(_LAYOUT_KEY, text, f"{_LAYOUT}")
 
     async def epoch_floor(self) -> int:
-        """Return an epoch that is not below any epoch of a deleted run."""
+        """Return the highest epoch of any deleted run, or a higher one."""
         return int(await self.documents.read(_EPOCH_FLOOR) or 0)
 
     async def raise_epoch_floor(self, epoch: int) -> None:
@@ -68,7 +68,7 @@ class Keyspace:
         await self.documents.change(_EPOCH_FLOOR, lambda floor: str(max(int(floor or 0), epoch)))
 
     async def ids(self) -> list[str]:
-        """Return the ids of all runs, and perhaps of some that no longer exist."""
+        """Return the ids of all runs, possibly including some that no longer exist."""
         shards = [f"{_CATALOG}:{shard}" for shard in range(_CATALOG_SHARDS)]
         texts = await self.documents.read_many(shards)
         return [id for text in texts for id in _ids(text)]

@@ -1,7 +1,7 @@
 """The documents of one run: the head, the snapshot that it names, the journal, the inbox.
 
-Replacing the head is the one write that counts. The head names the snapshot and says which journal
-entries count: of an earlier epoch as many documents as `sealed` says, of the head's own epoch all
+Replacing the head is the write that counts. The head names the snapshot and determines which
+journal entries count: for earlier epochs the number of documents in `sealed`, for its own epoch all
 that exist. A document that the head does not refer to is ignored.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Garbage(msgspec.Struct, frozen=True):
-    """Documents that no head refers to: a snapshot, and epochs with their numbers of documents."""
+    """Documents that no head refers to: a snapshot, and epochs with their document counts."""
 
     snapshot: str
     epochs: tuple[tuple[int, int], ...] = ()
@@ -29,8 +29,8 @@ class Garbage(msgspec.Struct, frozen=True):
 class KeyValueHead(Head, frozen=True, kw_only=True):
     """A head, with the key of its snapshot.
 
-    `sealed` are earlier epochs, each with how many of its documents count; `None` until they have
-    been counted. `garbage` is what remained to be removed when the head was written.
+    `sealed` pairs each earlier epoch with the number of its documents that count, or with `None`
+    until they have been counted. `garbage` is what was left to remove when the head was written.
     """
 
     snapshot: str
@@ -69,7 +69,7 @@ class RunKeys:
         self.inbox = f"{self.head}:inbox"
 
     def snapshot(self, name: str) -> str:
-        """Return the key of a snapshot, by the name of the write that stores it."""
+        """Return the key of the snapshot that the named write stores."""
         return f"{self.head}:{name}:snapshot"
 
     def journal(self, epoch: int, number: int) -> str:
@@ -86,7 +86,7 @@ def decode_head(id: str, text: str) -> KeyValueHead:
 
 
 def encode_entries(entries: Sequence[Entry]) -> str:
-    """Return the document that one call adds to a journal."""
+    """Encode the journal entries of one call as a document."""
     return encode([JournalEntry(entry.n, entry.consumes, entry.data.decode()) for entry in entries])
 
 
@@ -109,12 +109,12 @@ def without_messages(ids: set[str]) -> Edit:
 
 
 def encode(value: object) -> str:
-    """Return a document."""
+    """Encode a value as a document."""
     return msgspec.json.encode(value).decode()
 
 
 def editing(decode: Callable[[str | None], T], change: Callable[[T], T]) -> Edit:
-    """Return the edit that changes a collection in a document, and removes an empty one."""
+    """Return an edit that changes a collection in a document, and removes an empty document."""
 
     def edit(text: str | None) -> str | None:
         collection = change(decode(text))

@@ -1,8 +1,9 @@
 """The names of the queues that have wake lines, in documents.
 
 A name is listed after its lines were written. It is removed in two steps: it is marked, and then
-removed if there are still no lines and the mark is still there. What writes lines in the meantime
-finds the mark and removes it. A crash in between leaves a name without lines, which is harmless.
+removed if there are still no lines and the mark is still there. A process that writes lines in the
+meantime finds the mark and clears it. A crash in between leaves a name without lines, which is
+harmless.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,12 +26,12 @@ class QueueNames:
         self._documents = documents
 
     async def all(self) -> list[str]:
-        """Return the names of all queues that have lines, and perhaps of some that have none."""
+        """Return the names of all queues that have lines, and possibly some that have none."""
         texts = await self._documents.read_many([_key(shard) for shard in range(_SHARDS)])
         return [name for text in texts for name in _names(text)]
 
     async def add(self, name: str) -> None:
-        """List a name, which may be about to be removed."""
+        """List a name, clearing the mark of a pending removal."""
         await self._documents.change(
             _key_of(name), editing(_names, lambda names: names | {name: ""})
         )

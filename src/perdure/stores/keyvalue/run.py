@@ -1,7 +1,7 @@
 """One run as documents.
 
-Other processes are not locked out: a write of the head compares it with the text that was last
-read, and what an owner adds to its journal counts only if the head is unchanged afterwards.
+Other processes cannot be locked out. So a write of the head compares it with the text that was last
+read, and an owner's journal entries count only if the head is unchanged afterwards.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -68,7 +68,7 @@ class KeyValueRun:
             try:
                 return await self._snapshot(head)
             except StoreCorrupted:
-                # Unless another process has settled the run and removed what we were reading.
+                # Otherwise another process has settled the run and removed what we were reading.
                 if self._text == await self._documents.read(self.keys.head):
                     raise
         raise too_busy(self.id)
@@ -103,12 +103,12 @@ class KeyValueRun:
         new = replace(new, sealed=sealed, garbage=None)
         if not await self._swap(new):
             return None
-        # From here on the previous owner is refused.
+        # From now on, entries of the previous owner are refused.
         self._keyspace.forget(self.id)
         return new
 
     async def read(self, head: KeyValueHead) -> tuple[KeyValueHead, Snapshot] | None:
-        """Count what previous owners wrote, and read it; `None` if the lease was lost."""
+        """Count and read what previous owners wrote; return `None` if the lease was lost."""
         counted = await self._count_sealed(head)
         if counted.sealed and counted.sealed[-1][1]:
             counted = replace(counted, takeovers=0)
@@ -135,8 +135,8 @@ class KeyValueRun:
     async def add(self, entries: Sequence[Entry]) -> KeyValueHead | None:
         """Add to the journal as one document, and then read the head.
 
-        A new owner writes the head before it counts the journal: if the head is still ours after
-        our write, the new owner will count what we wrote.
+        A new owner replaces the head before it counts the journal. So if the head is still ours
+        after our write, any later owner will count what we wrote.
         """
         end = self._keyspace.journal_end(self.id)
         if end is None or any(entry.epoch != end.epoch for entry in entries):
@@ -157,8 +157,8 @@ class KeyValueRun:
 
     async def settle(self, old: KeyValueHead | None, new: Head, data: bytes) -> KeyValueHead | None:
         """Write the snapshot, and then the head that names it."""
-        # An owner's write is the only one of its place and, if repeated, replaces itself. A save
-        # competes with others, and none of them may overwrite another's snapshot.
+        # An owner's write is the only one with its place, so repeating it overwrites only itself.
+        # Saves compete with each other, and none may overwrite the snapshot of another.
         is_owner = old is not None and old.epoch == new.epoch
         name = f"{new.base[0]}.{new.base[1]}" if is_owner else self._documents.unique_name()
         garbage = None if old is None else await self._garbage(old)
@@ -182,7 +182,7 @@ class KeyValueRun:
     ) -> Sequence[Receipt]:
         deliver = Deliver(messages, now, is_over=is_over(head.status))
         await self._documents.change(self.keys.inbox, deliver)
-        # Read afterwards, and only where a message may have been consumed: that is rare.
+        # Read only if there were messages already, which is rare: only those can be consumed.
         consumed = await self.consumed(head) if deliver.found else set()
         return deliver.receipts(consumed)
 
@@ -200,14 +200,14 @@ class KeyValueRun:
         return True
 
     async def discard(self, now: int) -> bool:
-        """Remove a head that cannot be read; its snapshot and journal are not known."""
+        """Remove an unreadable head; the keys of its snapshot and journal are unknown."""
         if self._text is None or not await self._remove_head(now):
             return False
         await self._remove_rest()
         return True
 
     async def _remove_head(self, epoch: int) -> bool:
-        # The floor before the head, so that no epoch of a deleted run is used again.
+        # Raise the floor before removing the head, so that no epoch of a deleted run is used again.
         await self._keyspace.raise_epoch_floor(epoch)
         if not await self._documents.swap(self.keys.head, self._text, None):
             return False
@@ -227,8 +227,8 @@ class KeyValueRun:
         return True
 
     async def _snapshot(self, head: KeyValueHead) -> Snapshot:
-        # The journal first: `_collect` removes the snapshot first, so that a snapshot which still
-        # exists proves that no journal entry was removed before we read them.
+        # Read the journal first. `_collect` removes the snapshot before the journal, so a snapshot
+        # that still exists proves that no entry was removed before we read it.
         entries = await self._entries(head)
         base = await self._documents.read(head.snapshot)
         if base is None:
@@ -301,7 +301,7 @@ class KeyValueRun:
 
     async def _collect(self, garbage: Garbage) -> None:
         await self._documents.remove(garbage.snapshot)
-        # The first document of an epoch goes last: it shows whether a crash has left any.
+        # Remove the first document of an epoch last: it shows whether a crash left any behind.
         for epoch, count in garbage.epochs:
             keys = [self.keys.journal(epoch, number) for number in range(count)]
             await concurrently(self._documents.remove, keys[1:])

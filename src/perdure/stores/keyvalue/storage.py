@@ -23,7 +23,7 @@ R = TypeVar("R")
 class KeyValueStorage:
     """A `Storage` in a key-value store."""
 
-    # One round trip: where most wake lines are out of date, one for each head would take long.
+    # Read in one round trip: if most wake lines are out of date, one per head would take too long.
     read_ahead = 100
 
     def __init__(self, documents: Documents) -> None:
@@ -59,14 +59,14 @@ class KeyValueStorage:
     async def execute(
         self, verb: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **options: P.kwargs
     ) -> R:
-        """Run a verb, and translate errors of damaged documents."""
+        """Run an operation, and translate the errors that damaged documents cause."""
         try:
             return await verb(*args, **options)
         except msgspec.MsgspecError as error:
             raise StoreCorrupted(f"a document of the store cannot be read: {error}") from error
 
     async def close(self) -> None:
-        """Do nothing: the key-value store is the caller's."""
+        """Do nothing: the key-value store belongs to the caller."""
 
 
 def _head(id: str, text: str | None) -> KeyValueHead | StoreCorrupted | None:

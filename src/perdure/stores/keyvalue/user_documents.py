@@ -1,4 +1,4 @@
-"""The documents that users of a key-value store of runs keep beside them."""
+"""The documents that users keep beside the runs in a key-value store."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,9 +10,9 @@ from perdure.stores.keyvalue.documents import Documents, translate_errors
 
 
 class UserDocuments(KeyValueBackend):
-    """Documents in the key-value store of the runs, which expire as it offers.
+    """Documents in the key-value store of the runs, which also implements their expiry.
 
-    Without compare-and-set there, `replace` is atomic between the tasks of one process only.
+    Without compare-and-set, `replace` is atomic only between the tasks of one process.
     """
 
     def __init__(self, kv: KeyValueStore, documents: Documents, scope: str) -> None:
@@ -34,7 +34,7 @@ class UserDocuments(KeyValueBackend):
 
     async def delete(self, key: str) -> bool:
         async with self._alone(key):
-            # Drivers of py-key-value-aio also delete, and list, keys that have expired.
+            # Drivers of py-key-value-aio may still list expired keys, and report them as deleted.
             existed = await self._documents.read(key) is not None
             return await translate_errors(self._kv.delete(key)) and existed
 
@@ -47,7 +47,7 @@ class UserDocuments(KeyValueBackend):
 
     @asynccontextmanager
     async def _alone(self, key: str) -> AsyncGenerator[None]:
-        """Exclude a `replace` of this process that compares before it writes."""
+        """Exclude a concurrent `replace` in this process, which reads before it writes."""
         if self._documents.is_atomic:
             yield
         else:

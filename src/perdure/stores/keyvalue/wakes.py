@@ -1,7 +1,7 @@
 """Wake lines in documents of one minute each, for each queue.
 
-For each queue, one document lists the days that have lines, and a document for each day lists its
-minutes with their numbers of documents.
+For each queue, one document lists the days that have lines, and one document per day lists its
+minutes and how many documents each has.
 """
 
 from collections.abc import Collection, Iterable
@@ -25,7 +25,7 @@ T = TypeVar("T")
 _MINUTE = 60_000_000
 _MINUTES_OF_DAY = 1_440
 _LINES = 250
-# A line is written before its run: one that is not true yet is not removed for so long.
+# A line is written before its run, so a line that is not true (yet) is kept for this long.
 _GRACE = timedelta(minutes=1) // timedelta(microseconds=1)
 
 
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 class LocatedLine(NamedTuple):
-    """A wake line, and the document that it is in."""
+    """A wake line and the document that contains it."""
 
     line: Line
     minute: int
@@ -48,7 +48,7 @@ class LocatedLine(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Wake lines, earliest first, and past minutes that are listed although they have none."""
+    """Wake lines, earliest first, and past minutes that are listed but have none."""
 
     lines: list[LocatedLine]
     empty: set[int]
@@ -67,7 +67,7 @@ class KeyValueWakes:
         self._names = QueueNames(documents)
 
     def gate(self) -> AbstractAsyncContextManager[None]:
-        """Do nothing: lines are not removed within a minute of being written."""
+        """Do nothing: lines are kept for at least a minute after they are written."""
         return nullcontext()
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
@@ -80,7 +80,7 @@ class KeyValueWakes:
     async def _add(self, lines: tuple[str, list[Line]]) -> None:
         queue, new = lines
         await self.lines(queue).add(new)
-        # After the lines, so that a queue that was removed in the meantime is listed again.
+        # After the lines, so that a queue whose name was removed in the meantime is listed again.
         if queue:
             await self._names.add(queue)
 
@@ -119,7 +119,7 @@ class QueueLines:
 
     async def read(self, until: int, now: int) -> Contents:
         """Read the lines up to a time."""
-        # A line with a time in the past is in the minute in which it was written.
+        # A line with a time in the past is stored in the minute when it was written.
         places = await self._places(max(until, now) // _MINUTE)
         texts = await self._documents.read_many([self._part_key(*place) for place in places])
         documents = [*zip(places, texts, strict=True)]
@@ -134,7 +134,7 @@ class QueueLines:
         return Contents(lines, listed - {minute for (minute, _), text in documents if text})
 
     async def _places(self, last: int) -> list[tuple[int, int]]:
-        """Return the documents of lines up to a minute: each by its minute and number."""
+        """Return the documents up to a minute, each as its minute and number."""
         days = [day for day in await self._days() if day <= last // _MINUTES_OF_DAY]
         places: list[tuple[int, int]] = []
         for text in await self._documents.read_many([self._day_key(day) for day in days]):
@@ -144,7 +144,7 @@ class QueueLines:
         return places
 
     async def remove(self, outdated: Contents, now: int) -> bool:
-        """Remove exactly these lines; return whether the last of the days was removed, too.
+        """Remove exactly these lines; return whether the last day was removed as well.
 
         A past minute without lines is removed from its day.
         """
@@ -258,7 +258,7 @@ class KeyValueScan:
             self._postponed[id] = wake
 
     async def tidy(self, plan: Plan, now: int) -> None:
-        """Remove the lines that are out of date; what is postponed gets new ones before that."""
+        """Remove outdated lines, after writing new ones for postponed runs."""
         await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
         lines = [line for id in [*self._claimed, *self._postponed] for line in self._lines[id]]
         if lines or self._empty_minutes:
@@ -266,7 +266,7 @@ class KeyValueScan:
 
 
 class _Fill:
-    """Adds lines to a document while there is room; `excess` are the others."""
+    """Adds lines to a document while there is room; the rest end up in `excess`."""
 
     def __init__(self, lines: list[Line]) -> None:
         self._new = lines
@@ -284,7 +284,7 @@ def _without(removed: set[T], items: list[T]) -> list[T]:
 
 
 def _is_past(minute: int, now: int) -> bool:
-    """Return whether no line is written to a minute: only to the present one and to later ones."""
+    """Return whether a minute is over: lines are written only to the current or a later minute."""
     return minute < now // _MINUTE - 1
 
 

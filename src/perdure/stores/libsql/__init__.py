@@ -43,8 +43,9 @@ def libsql(
     """Return a store on a libSQL server, or on a local file that `sqlite` may share.
 
     `client` is your own `httpx.AsyncClient`, which the store never closes. `connect_timeout` is how
-    long to retry a server that is unavailable or locked, `timeout` how long it may take to answer.
-    `max_value_size` is 16 MiB on a file and 4.5 MiB on a server, which accepts no more by default.
+    long to retry while the server is unavailable or locked, and `timeout` how long it may take to
+    answer. `max_value_size` defaults to 16 MiB for a file and to 4.5 MiB for a server, which
+    accepts no more by default.
 
         store = libsql("libsql://mydb-me.turso.io", auth_token=token)
         store = libsql("http://127.0.0.1:8080")
@@ -57,8 +58,8 @@ def libsql(
     if url.startswith("file:") or url == MEMORY:
         if auth_token is not None or client is not None:
             raise InvalidArgument("url", url, "the URL of a server with auth_token or client")
-        # Not through the libsql package: it includes its own SQLite, and two SQLite libraries in
-        # one process do not see each other's locks on a file.
+        # Not through the libsql package: it bundles its own SQLite, and two SQLite libraries in one
+        # process do not see each other's locks on a file.
         return sqlite(
             _path(url),
             prefix=prefix,
@@ -79,7 +80,7 @@ def libsql(
 
 
 class ServerBackend(SqliteSchemaBackend):
-    """Runs verbs on a libSQL server, whose clock is the store's."""
+    """Runs operations on a libSQL server, whose clock is the store's clock."""
 
     def __init__(self, server: Server, statements: Statements, prefix: str) -> None:
         super().__init__(statements, prefix, lambda: None)
@@ -116,7 +117,7 @@ class ServerBackend(SqliteSchemaBackend):
                     raise
                 if limit == 1:
                     break
-            # The runs are too large for one answer.
+            # The runs are too large for one response.
             limit //= 2
         # A single snapshot always fits; its journal and inbox are then read in pages.
         verb = partial(self._leases.claim, owner, ttl, limit, drives, queues, apart=True)
@@ -140,8 +141,8 @@ class ServerBackend(SqliteSchemaBackend):
 class LibsqlStore(TransactionShell[ServerBackend]):
     """Stores runs on a libSQL server; see `libsql`.
 
-    The server answers before its disk has the data: a power cut there may lose the most recent
-    writes. It ends a transaction that others have waited 5 seconds for.
+    The server answers before the data is on disk, so a power loss may lose the most recent writes.
+    It aborts a transaction that has kept others waiting for 5 seconds.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class LibsqlStore(TransactionShell[ServerBackend]):
 
 
 def _path(url: str) -> str:
-    """Return the path in a URL: `file:x.db`, `file:./x.db`, `file:///folder/x.db`."""
+    """Return the path in a URL such as `file:x.db`, `file:./x.db` or `file:///folder/x.db`."""
     if url == MEMORY:
         return url
     parts = urlsplit(url)

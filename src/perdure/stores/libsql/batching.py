@@ -82,8 +82,8 @@ class RoundQueue:
                 round.resolve([*islice(outcomes, len(round.statements))])
 
     async def _handle_unavailable(self, rounds: Sequence[_Round], error: StoreError) -> None:
-        # The request may have been executed: only rounds that are safe to repeat are sent again,
-        # unless all were, for then `send` has already retried.
+        # The request may have been executed, so only rounds that are safe to repeat are sent again.
+        # If all rounds were repeatable, `send` has already retried them.
         again = [round for round in rounds if round.repeatable]
         if not (isinstance(error, NoResponse) and error.sent) or len(again) == len(rounds):
             again = []
@@ -97,6 +97,6 @@ class RoundQueue:
         if len(rounds) == 1:
             rounds[0].fail(error)
             return
-        # Nothing was committed. One at a time, only the bad round fails.
+        # Nothing was committed. Sent one at a time, only the bad round fails.
         for round in rounds:
             await self._send_together([round])

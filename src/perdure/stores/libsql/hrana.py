@@ -40,7 +40,7 @@ def execute_request(statement: Statement) -> dict[str, Any]:
 
 
 def batch_request(statements: Sequence[Statement], *, atomic: bool) -> dict[str, Any]:
-    """Return the request that executes statements until one fails, `atomic` or not."""
+    """Return a request that executes statements until one fails; if `atomic`, all or none."""
     if not atomic:
         return _batch([_step(statement, after) for after, statement in enumerate(statements, -1)])
     steps = [_step(one, after) for after, one in enumerate([_BEGIN, *statements, _COMMIT], -1)]
@@ -123,7 +123,7 @@ def _value(cell: Mapping[str, Any]) -> Any:
         case "integer":
             return int(cell["value"])
         case "blob":
-            # The server leaves the padding out.
+            # The server omits the padding.
             return b64decode(cell["base64"] + "==")
         case _:
             return cell["value"]

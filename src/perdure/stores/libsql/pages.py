@@ -1,4 +1,4 @@
-"""Reads whose answer is larger than a libSQL server returns at once: 10 MB by default."""
+"""Reads whose result exceeds the maximum response size of a libSQL server, 10 MB by default."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ _ROWS = 64
 
 
 def is_too_large(error: StatementError) -> bool:
-    """Return whether the rows did not fit in one answer of the server."""
+    """Return whether the rows did not fit in one response."""
     return error.code == "RESPONSE_TOO_LARGE"
 
 
@@ -37,7 +37,7 @@ class PagedRead:
             await self._execute(_BEGIN)
             return [await self._read(statement) for statement in statements]
         finally:
-            # If this fails, the server ends the transaction by itself.
+            # If this fails, the server ends the transaction after a timeout.
             with suppress(StoreError):
                 await self._send(CLOSE)
 

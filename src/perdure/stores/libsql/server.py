@@ -46,11 +46,11 @@ _SCHEMES = {"libsql": "https", "https": "https", "wss": "https", "http": "http",
 _FIRST_DELAY, _MAX_DELAY = 0.02, 1.0
 
 # The server accepts rows of up to half its --max-response-size, which is 10 MB by default. The rest
-# is room for the other columns of a row.
+# is headroom for the other columns of the row.
 VALUE_SIZE = 4_608 * 1024
 _TOO_BIG = "string or blob too big"
 
-# Codes for a lock that was not granted, and for one that was revoked: nothing was written.
+# Codes for a lock that was not granted or was revoked: nothing was written.
 BUSY = {"SQLITE_BUSY", "SQLITE_LOCKED", "TRANSACTION_TIMEOUT", "TRANSACTION_BUSY"}
 
 
@@ -75,7 +75,7 @@ class Address:
 
 
 class Server:
-    """Runs verbs: each of their rounds is part of one request and one transaction."""
+    """Runs operations; each of their rounds is part of one request and one transaction."""
 
     def __init__(
         self,
@@ -98,7 +98,10 @@ class Server:
     async def drive(
         self, verb: Callable[[], Verb[T]], *, writes: bool, repeatable: bool = True
     ) -> T:
-        """Run a verb and return its result; resend a `repeatable` one that was not answered."""
+        """Run an operation and return its result.
+
+        After a lost reply, it is sent again if it is `repeatable`.
+        """
         rounds = verb()
         try:
             statements = next(rounds)
@@ -157,12 +160,12 @@ class Server:
         return Answer(answer["results"], answer.get("baton"), answer.get("base_url"))
 
     async def close(self) -> None:
-        """Close the connections opened here; a client that was passed in stays open."""
+        """Close our own connections; a client that was passed in stays open."""
         await self._writes.drain()
         await self._transport.close()
 
     def forget_loop(self) -> None:
-        """Drop what was bound to an event loop that has ended."""
+        """Drop everything that was bound to an event loop that has ended."""
         self._writes.forget_loop()
         self._transport.forget_loop()
 
@@ -223,7 +226,7 @@ def _is_retryable(error: NoResponse | StatementError, repeatable: bool) -> bool:
 
 
 def open_transport(url: str, client: Any, timeout: float) -> Transport:
-    """Return the transport to a server: httpx for a client that was passed in or a proxy."""
+    """Return the transport to a server: httpx if a client was passed in or a proxy is set."""
     httpx = _load_httpx()
     parts = urlsplit(url)
     proxies = getproxies().keys() & {parts.scheme, "all"}

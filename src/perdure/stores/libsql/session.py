@@ -18,7 +18,7 @@ _COMMIT = Statement("COMMIT", ())
 
 
 class StreamSession(Session):
-    """A stream of the server with a transaction on it. The baton identifies it, and changes."""
+    """A server stream with an open transaction, identified by the latest baton."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -33,7 +33,7 @@ class StreamSession(Session):
         return await self._drive(verb())
 
     async def execute(self, sql: str, values: Values) -> Outcome:
-        """Run one statement of the user; `StoreError` has the server's message."""
+        """Run one statement of the user; an error is raised as a `StoreError`."""
         if not self.open:
             raise StoreError("the transaction is over; its connection can no longer be used")
         try:
@@ -54,7 +54,7 @@ class StreamSession(Session):
         """Close the stream, which rolls back what was not committed."""
         self.open = False
         if self._baton is not None:
-            # If this fails, the server ends the transaction by itself after some seconds.
+            # If this fails, the server ends the transaction after a few seconds.
             with suppress(StoreError):
                 await self._send([CLOSE])
 
@@ -82,7 +82,8 @@ class StreamSession(Session):
             if self.open and error.code in BUSY:
                 raise StoreUnavailable(
                     f"libSQL at {self._server.url} ended the transaction: {error}; it does so "
-                    "after others have waited for 5 seconds: do slow work outside the transaction"
+                    "when others have waited for 5 seconds, so do slow work outside the "
+                    "transaction"
                 ) from error
             raise
 

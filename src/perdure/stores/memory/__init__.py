@@ -15,9 +15,9 @@ __all__ = ["MemoryStore", "MemoryTransaction"]
 
 
 class MemoryStore(NotifyShell[MemoryBackend], TransactionShell[MemoryBackend]):
-    """Stores runs in this process's memory, encoded as in a database; they end with the process.
+    """Stores runs in this process's memory, encoded as in a database; they are lost when it ends.
 
-    With `shares`, the store uses the runs of another one, as a second process would share a
+    With `shares`, the store uses the runs of another one, like a second process that shares a
     database. A transactional step receives a `MemoryTransaction`: a mapping that stands for the
     tables of a database, so that workflows with transactions can be tested without one.
 
@@ -55,5 +55,5 @@ class MemoryStore(NotifyShell[MemoryBackend], TransactionShell[MemoryBackend]):
 
     @property
     def table(self) -> dict[str, Any]:
-        """What transactional steps have committed, as a copy."""
+        """A copy of what transactional steps have committed."""
         return self._backend.runs.table.read()

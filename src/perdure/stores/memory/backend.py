@@ -1,4 +1,4 @@
-"""The verbs of a memory store; docstrings here say how they differ from those of a database."""
+"""The operations of a memory store."""
 
 import asyncio
 from collections import Counter
@@ -87,7 +87,7 @@ class MemoryBackend:
         return [self._acquire(request, now) for request in requests]
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
-        """Return who has the lease of each run."""
+        """Return the owner of each run."""
         runs = map(self._find, ids)
         return [
             None if run is None else Ownership(run.owner, run.wake_at if run.owner else None)
@@ -219,7 +219,7 @@ class MemoryBackend:
             if run.epoch != epoch or run.owner is None:
                 return Verdict.FENCED
             entry = await work(transaction)
-            # If the entry existed already, the user's writes did too, and these roll back.
+            # If the entry already existed, so did the user's writes, and these are rolled back.
             is_new = not run.includes(entry)
             verdict = self._append(entry)
             if is_new and verdict is Verdict.ACCEPTED:
@@ -360,8 +360,8 @@ class MemoryBackend:
         """Set when the run is due: its wake time, or the end of its owner's lease."""
         run.wake_at = at = None if at is None else as_utc(at)
         self.runs.index.put(run)
-        # An orphan is not announced: a lease expires without any call to the store. Neither is what
-        # is in a system queue: a permit that is returned is work for no worker.
+        # An orphan is not announced, because a lease expires without any call to the store. Nor is
+        # a run in a system queue: a returned permit means no work for a worker.
         is_announced = run.owner is None and not run.queue.startswith("~")
         if is_announced and at is not None and at <= self.clock.now():
             self._notify()
@@ -394,7 +394,7 @@ class MemoryBackend:
 
 
 def _counted(queue: QueueStats, run: Run, now: datetime) -> QueueStats:
-    """Return the numbers of a queue with those of one more run that has a wake time."""
+    """Return the statistics of a queue with one more run counted."""
     assert run.wake_at is not None, "the run has a wake time"
     if run.wake_at > now:
         return QueueStats(queue.due, queue.leased + (run.owner is not None), queue.oldest_due)

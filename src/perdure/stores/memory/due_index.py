@@ -29,8 +29,9 @@ R = TypeVar("R", bound=Indexed)
 
 
 class DueIndex(Generic[R]):
-    """Runs by wake time, in one heap per queue, workflow and version: no query skips a run that it
-    is not about.
+    """Runs by wake time.
+
+    Each queue, workflow and version has its own heap, so that a query reads only relevant runs.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class DueIndex(Generic[R]):
         queues: Mapping[str, int],
         prefix: str,
     ) -> list[R]:
-        """Return up to `limit` due runs whose ids have the prefix, earliest first."""
+        """Return up to `limit` due runs whose ids begin with the prefix, earliest first."""
         due: list[list[R]] = []
         for queue, most in queues.items():
             runs = self._due_in(queue, now, drives)
@@ -68,7 +69,7 @@ class DueIndex(Generic[R]):
         return [*islice(merge(*due, key=_wake_time), limit)]
 
     def queues(self, now: datetime, prefix: str) -> list[str]:
-        """Return the queues that have due runs whose ids have the prefix, by name."""
+        """Return the queues with due runs whose ids begin with the prefix, by name."""
         return sorted(
             queue
             for queue in [*self._queues]

@@ -1,4 +1,4 @@
-"""The runs of a memory store, held as the rows of a database would hold them."""
+"""The runs of a memory store, as rows of a database."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from perdure.stores.memory.transaction import Table
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run(Indexed):
-    """One run, encoded, so that it holds nothing a database would refuse.
+    """A run, encoded, so that it cannot hold anything that a database would reject.
 
     While the run has an owner, `wake_at` is when the lease expires. `folded` is the position (epoch
-    and number) of the last entry that the snapshot includes. `dedup_ids` are all that were used.
+    and number) of the last entry that the snapshot includes. `dedup_ids` are all ids ever used.
     """
 
     snapshot: bytes
@@ -57,7 +57,7 @@ class Run(Indexed):
         return self.owner is not None and self.wake_at is not None and self.wake_at <= now
 
     def summarized(self, prefix: str) -> RunSummary:
-        """Return the run as a search does; its id is shown without the prefix."""
+        """Return the run's summary; its id does not include the prefix."""
         return RunSummary(
             id=self.id.removeprefix(prefix),
             updated_at=self.updated_at,
@@ -75,7 +75,7 @@ class Run(Indexed):
         )
 
     def revision(self) -> str:
-        """Return a string that differs after every grant, release, entry, rest and message."""
+        """Return a string that changes with every grant, release, entry, rest and message."""
         last = max(self.journal, default=self.folded)
         return f"{self.epoch}.{last[1]}.{len(self.inbox)}.{self.owner is not None:d}"
 
@@ -85,7 +85,8 @@ class Runs:
 
     def __init__(self) -> None:
         self.index: DueIndex[Run] = DueIndex()
-        # One counter for all runs: the epochs of a deleted run stay stale without a record of them.
+        # One counter for all runs, so that the epochs of deleted runs stay stale without being
+        # stored.
         self.epochs = count(1)
         self.message_ids = count(1)
         self.listeners: set[asyncio.Event] = set()
@@ -97,7 +98,7 @@ class Runs:
         return iter(self._by_id.values())
 
     def documents(self, clock: Clock) -> MemoryKeyValue:
-        """Return the documents beside the runs, which expire by the first store's clock."""
+        """Return the documents beside the runs; they expire by the clock of the first store."""
         if self._documents is None:
             self._documents = MemoryKeyValue(clock=clock)
         return self._documents
@@ -107,7 +108,7 @@ class Runs:
         return self._by_id.get(id)
 
     def add(self, run: Run) -> None:
-        """Add a run; it is not in the due index until it is given a wake time."""
+        """Add a run; it enters the due index when it gets a wake time."""
         self._by_id[run.id] = run
 
     def remove(self, id: str) -> bool:

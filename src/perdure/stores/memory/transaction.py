@@ -1,4 +1,4 @@
-"""The transaction of a memory store: a table of its own beside the runs."""
+"""The transactions of a memory store, on a separate table beside the runs."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, MutableMapping
@@ -18,8 +18,8 @@ _current: ContextVar["MemoryTransaction | None"] = ContextVar(
 class MemoryTransaction(MutableMapping[str, Any]):
     """What a transactional step receives from a memory store: a mapping of names to values.
 
-    The values are any that a step may return without a type, and are copied. What is written here
-    is committed with the step's record; `MemoryStore.table` contains what was committed.
+    The values may be any that a step can return without a type annotation, and are copied. Writes
+    are committed with the step's record; `MemoryStore.table` contains what was committed.
 
         async def debit(transaction: MemoryTransaction, amount: int) -> None:
             transaction["balance"] -= amount
@@ -46,11 +46,11 @@ class MemoryTransaction(MutableMapping[str, Any]):
         return len(self._rows)
 
     def commit(self) -> None:
-        """Make what was written visible to others; the store does this with the step's record."""
+        """Publish the writes; the store calls this when it commits the step's record."""
         self._table.rows = self._rows
 
     def close(self) -> None:
-        """Refuse any further use."""
+        """Reject any further use."""
         self._open_rows = None
 
     def is_open_on(self, table: "Table") -> bool:
@@ -101,7 +101,8 @@ class Table:
             )
 
     def _lock(self) -> asyncio.Lock:
-        # A lock belongs to an event loop, and a memory store may be used in one after another.
+        # A lock belongs to an event loop, and a memory store may be used in several, one after
+        # another.
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._loop_lock = loop, asyncio.Lock()

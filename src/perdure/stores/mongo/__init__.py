@@ -48,13 +48,14 @@ def mongo(
 ) -> MongoStore:
     """Return the store in a MongoDB database: `database`, or the URL's, or `perdure`.
 
-    On a replica set or a sharded cluster the store has transactions and notifications, too. Whether
-    it is one is taken from the URL (`replicaSet=`, several hosts, `mongodb+srv://`) unless
-    `replica_set` is passed. With `durability="full"` a reply means that a majority of the servers
-    has the write in its journal; with `"normal"`, that the primary received it. A `client` that is
-    passed in is never closed; `client_options` are for the store's own. `connect_timeout` is how
-    long to retry while the server is unavailable; `serverSelectionTimeoutMS` in the URL or the
-    options overrides it. `clock` only measures durations: leases expire by the server's clock.
+    On a replica set or a sharded cluster, the store also has transactions and notifications.
+    Whether it is one is derived from the URL (`replicaSet=`, several hosts, `mongodb+srv://`)
+    unless `replica_set` is passed. With `durability="full"` a reply means that a majority of the
+    servers has the write in its journal; with `"normal"`, that the primary received it. A `client`
+    that is passed in is never closed; `client_options` are for the store's own client.
+    `connect_timeout` is how long to retry while the server is unavailable;
+    `serverSelectionTimeoutMS` in the URL or the options overrides it. `clock` only measures
+    durations: leases expire by the server's clock.
 
         store = mongo("mongodb://localhost:27017/mydb", prefix="orders:")
     """

@@ -1,8 +1,8 @@
-"""Fenced writes of many runs at once: entries of the journal, and rests.
+"""Fenced writes of many runs at once: journal entries and rests.
 
 The owner of a lease remembers its position. Its entries are one insert and its rests one update,
-each in one round trip for the whole batch. What that leaves in doubt (a lost reply, a filled slot,
-a lease that another process acquired) is resolved run by run from what the database holds.
+each in one round trip for the whole batch. If anything is in doubt (a lost reply, a filled slot, a
+lease that another process acquired), it is resolved run by run from the state of the database.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _MAX_CONCURRENT = 16
 
 
 class PendingWrite(NamedTuple):
-    """One write of an entry that is still to be made."""
+    """A write of an entry that has not been made yet."""
 
     collection: connection.Collection
     write: "InsertOne[Any] | UpdateOne | DeleteOne"
@@ -75,7 +75,7 @@ class PendingWrite(NamedTuple):
 
 
 class Appender:
-    """Writes entries; the slots of a run stay in order because one call at a time writes it."""
+    """Writes entries; one call at a time writes a run, so that its slots stay in order."""
 
     def __init__(self, prefix: str, positions: Positions, cleanup: Cleanup) -> None:
         self._prefix = prefix
@@ -90,7 +90,7 @@ class Appender:
         self._marking: dict[asyncio.Task[None], set[str]] = {}
 
     async def finish(self, keys: Collection[str] | None = None) -> None:
-        """Wait until the messages that entries consumed are marked, of these runs or of all."""
+        """Wait until consumed messages are marked, for these runs or for all."""
         tasks = [
             task
             for task, runs in self._marking.items()
@@ -126,7 +126,7 @@ class Appender:
 
     @asynccontextmanager
     async def lock(self, keys: Iterable[str]) -> AsyncGenerator[None]:
-        """Keep other calls in this process from writing these runs."""
+        """Prevent other calls in this process from writing these runs."""
         mine = {*keys}
         while not self._locked.isdisjoint(mine):
             self._unlocked.clear()
@@ -139,7 +139,7 @@ class Appender:
             self._unlocked.set()
 
     async def _write(self, db: Collections, batches: Iterable[RunBatch]) -> list[RunBatch]:
-        """Write what can be written without reading; return the batches that are in doubt."""
+        """Write everything that can be written without reading; return the batches in doubt."""
         steps: list[RunBatch] = []
         rests: list[RunBatch] = []
         doubtful: list[RunBatch] = []
@@ -201,8 +201,9 @@ class Appender:
     def _mark_later(self, db: Collections, batches: Iterable[RunBatch]) -> None:
         """Mark the messages that entries consumed, without making the caller wait.
 
-        The entries are written, and they are what consumes a message. A rest that replaces them
-        before the marks are written names the messages; another owner finds them in the journal.
+        The entries are already written, and they are what consumes the messages. A rest that
+        replaces them before the marks are written names the messages; another owner finds them in
+        the journal.
         """
         if consuming := self._consumed_by(batches):
             task = detached(self._try_to_mark(db, consuming))
@@ -210,7 +211,7 @@ class Appender:
             task.add_done_callback(self._marking.pop)
 
     def _consumed_by(self, batches: Iterable[RunBatch]) -> list[RunBatch]:
-        """Note which messages were consumed; return the batches whose messages are to be marked."""
+        """Note which messages were consumed; return the batches whose messages must be marked."""
         consuming = [batch for batch in batches if batch.consumes]
         for batch in consuming:
             self._positions.consume(batch.key, batch.last.epoch, batch.consumes)
@@ -223,7 +224,7 @@ class Appender:
             logger.warning("consumed messages are marked later: %s", error)
 
     async def _mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
-        """Mark consumed messages, and write how many were since the last rest."""
+        """Mark consumed messages, and write how many were consumed since the last rest."""
         keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
         epochs = {batch.key: batch.last.epoch for batch in batches}
         counts = [
@@ -241,7 +242,7 @@ class Appender:
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
     ) -> None:
-        """Mark the messages consumed by rests, and remove what settled or deleted runs left."""
+        """Mark the messages consumed by rests, and remove what settled runs left behind."""
         keys = [
             key
             for batch in batches
@@ -251,7 +252,8 @@ class Appender:
         if keys:
             # The rest itself names these messages: the next owner marks those that are not marked.
             await mark_consumed(connection.relaxed(db.inbox), keys)
-        # Positions last: while there is one, a run that is missing is known to be deleted by us.
+        # Positions last: while there is a position, a missing run is known to have been deleted by
+        # us.
         for batch in batches:
             self._clean_up(batch, may_have_messages=may_have_messages)
             self._positions.remove(batch.key, batch.last.epoch)
@@ -269,7 +271,7 @@ class Appender:
             self._cleanup.delete_messages(batch.key, incarnation)
 
     async def _resolve(self, db: Collections, batch: RunBatch) -> list[Verdict]:
-        """Write a run's entries one by one, each from what the database holds."""
+        """Write a run's entries one by one, each based on the state of the database."""
         unconfirmed = batch.unconfirmed_rest
         return [
             await self._resolve_entry(
@@ -293,7 +295,7 @@ class Appender:
         )
 
     def next_write(self, db: Collections, batch: RunBatch) -> PendingWrite | None:
-        """Return the write of an entry that is the next of a lease of this process, or `None`."""
+        """Return the write of an entry if it is the next one of a lease held here, or `None`."""
         position = self._positions.get_certain(batch.key, batch.last.epoch)
         if position is None or batch.last.rest is not None or not batch.continues(position):
             return None
@@ -327,7 +329,7 @@ class Appender:
         """Return the verdict on an entry if the run's document alone decides it."""
         entry, unconfirmed = batch.last, batch.unconfirmed_rest
         if run is None:
-            # Its owner wanted the run deleted, and it is: the reply to the write was lost.
+            # The owner wanted to delete the run, and it is gone: the reply to the write was lost.
             rest = (unconfirmed or entry).rest
             is_ours = self._positions.get(batch.key, entry.epoch) is not None
             is_expected = is_ours and rest is not None and rest.delete
@@ -347,7 +349,8 @@ class Appender:
     ) -> PendingWrite:
         entry = batch.last
         if self._positions.get(batch.key, entry.epoch) is None:
-            # Another process writes with this epoch from memory, and must not after the rest.
+            # Another process may write with this epoch from memory, which must not happen after the
+            # rest.
             await seal_logs(db, {batch.key: [entry.epoch]})
         batch.unconfirmed_rest = entry
         epochs = {batch.key: entry.epoch}
@@ -385,9 +388,9 @@ async def _attempt(
     batches: list[RunBatch],
     write: Callable[[Collections, list[RunBatch]], Awaitable[list[RunBatch]]],
 ) -> list[RunBatch]:
-    """Write batches; return those of which it is unknown whether they were written.
+    """Write batches; return those that may or may not have been written.
 
-    Until there is a reply the positions are uncertain, even if the caller is cancelled.
+    Until there is a reply, the positions are uncertain, even if the caller is cancelled.
     """
     for batch in batches:
         batch.unconfirmed_rest = batch.last if batch.last.rest is not None else None

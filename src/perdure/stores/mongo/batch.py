@@ -8,7 +8,7 @@ from perdure.stores.mongo.journal import Position
 
 @dataclass(slots=True)
 class RunBatch:
-    """What one call writes of one run, in order; `indexes` are the entries' places in the call.
+    """What one call writes for one run, in order; `indexes` are the entries' positions in the call.
 
     `unconfirmed_rest` is a rest that was sent and may have been written.
     """
@@ -36,7 +36,7 @@ class RunBatch:
         return [id for entry in self.entries for id in entry.consumes]
 
     def continues(self, position: Position | None) -> bool:
-        """Return whether the entries are the next of this lease, with no rest but the last."""
+        """Return whether the entries come next in this lease, with a rest only at the end."""
         if position is None:
             return False
         n = position.last_n

@@ -1,4 +1,4 @@
-"""Removal in the background of what no longer counts."""
+"""Remove obsolete documents in the background."""
 
 import asyncio
 import logging
@@ -24,8 +24,8 @@ _DELAY = 0.5
 class Cleanup:
     """Deletes merged entries and the messages of deleted runs.
 
-    What stays because the process ends or the server is unavailable does no harm: such entries are
-    ignored, and are deleted with their run.
+    If the process ends first or the server is unavailable, the remaining entries do no harm: they
+    are ignored, and are deleted with their run.
     """
 
     def __init__(self, connection: Connection[Collections]) -> None:
@@ -42,12 +42,12 @@ class Cleanup:
         self._start()
 
     def delete_logs(self, run: str, epoch: int) -> None:
-        """Delete all entries of a run up to this epoch, and after a day the seals among them."""
+        """Delete all entries of a run up to this epoch, and the seals among them after a day."""
         self._logs.append((run, epoch))
         self._start()
 
     def delete_messages(self, run: str, incarnation: str) -> None:
-        """Delete all messages for a deleted run; a new run of the same id has its own."""
+        """Delete all messages for a deleted run; a new run with the same id has its own."""
         self._messages.append((run, incarnation))
         self._start()
 
@@ -56,7 +56,7 @@ class Cleanup:
         self._task = None
 
     async def finish(self) -> None:
-        """Delete now what was asked for."""
+        """Perform the pending deletions now."""
         if self._task is not None and self._no_delay is not None:
             if not self._no_delay.done():
                 self._no_delay.set_result(None)
@@ -70,7 +70,7 @@ class Cleanup:
     async def _run(self, no_delay: asyncio.Future[None]) -> None:
         try:
             while self._pending():
-                # What many calls leave behind is deleted together, after they have returned.
+                # The leftovers of many calls are deleted together, after the calls have returned.
                 await asyncio.wait([no_delay], timeout=_DELAY)
                 with self._connection.use() as db:
                     for _ in range(0, self._pending(), _BATCH_SIZE):

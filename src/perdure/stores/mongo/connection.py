@@ -1,4 +1,4 @@
-"""The connection to MongoDB: a client of the store's own or one that was passed in."""
+"""The connection to MongoDB: the store's own client, or the user's."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ _CODEC: CodecOptions[Any] = CodecOptions(
 
 
 class Target(NamedTuple):
-    """What a URL names: the hosts (without credentials), the database, and whether it is a set."""
+    """A parsed URL: the hosts (without credentials), the database, and whether it is a set."""
 
     where: str
     database: str
@@ -50,7 +50,7 @@ class Target(NamedTuple):
 
 
 class Connection(Generic[T]):
-    """A client, and what `bind` makes of its database; `prepare` creates the indexes.
+    """A client, and the result of `bind` for its database; `prepare` creates the indexes.
 
     with connection.use() as db:
         await db.runs.find_one(...)
@@ -118,7 +118,7 @@ class Connection(Generic[T]):
         return time.replace(tzinfo=UTC)
 
     def bound(self) -> T:
-        """Return what `bind` made of the database, on a client that was opened if necessary."""
+        """Return the result of `bind` for the database, opening the client if necessary."""
         if self._bound is None:
             self._client = self._borrowed
             if self._client is None:
@@ -136,7 +136,7 @@ class Connection(Generic[T]):
     def _client_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"appname": "perdure"}
         if _SELECTION.casefold() not in self._url.casefold():
-            # With 0 the driver would not even connect once.
+            # With 0, the driver would not even try to connect once.
             options[_SELECTION] = max(round(self._seconds * 1000), 50)
         return {**options, **self._options}
 
@@ -171,13 +171,13 @@ class Use(Generic[T]):
 
 
 def parse_target(url: str, database: str | None, replica_set: bool | None) -> Target:
-    """Return what a URL names; `database` and `replica_set` override it."""
+    """Parse a URL; `database` and `replica_set` override it."""
     # The hosts behind a mongodb+srv name are looked up by the driver when it connects.
     plain = str(url).replace("mongodb+srv://", "mongodb://", 1)
     try:
         parsed = parse_uri(plain, validate=False)
     except (InvalidURI, ValueError) as error:
-        # The password itself may be what is wrong: show neither it nor the driver's message.
+        # The problem may be the password itself, so show neither it nor the driver's message.
         login, _, rest = plain.rpartition("@")
         quoted = "Characters such as / and @ in user and password are written as %2F and %40"
         raise InvalidArgument(
@@ -202,7 +202,7 @@ def check_collection(name: str) -> str:
 
 
 def relaxed(collection: Collection) -> Collection:
-    """Return the collection for writes that may be lost: they are repeated, or not missed."""
+    """Return the collection for writes that may be lost, because they are repeated or optional."""
     return collection.with_options(write_concern=_RELAXED)
 
 

@@ -1,12 +1,12 @@
-"""A run's snapshot as an embedded document, and back.
+"""Convert a run's snapshot to an embedded document, and back.
 
-Keys are stored unchanged, so that other programs find what they would write themselves. Only what
-BSON or a driver would misread is escaped: a key that starts with `$` or `%` or contains NUL gets a
-leading `%`. A snapshot that no document can hold (nested too deeply, too large) is stored as
+Keys are stored unchanged, so that other programs find what they would write themselves. Only keys
+that BSON or a driver would misread are escaped: a key that starts with `$` or `%` or contains NUL
+gets a leading `%`. A snapshot that no document can hold (nested too deeply, too large) is stored as
 compressed JSON beside an outline of it.
 
-The 1 in `formatVersion` is stored with 64 bits. Other writers of the format use 32, so its width
-tells who wrote a snapshot: theirs has no escapes, and its numbers are JavaScript's.
+The 1 in `formatVersion` is stored with 64 bits. Other writers of the format use 32 bits, so the
+width shows who wrote a snapshot: theirs have no escapes, and have JavaScript's numbers.
 """
 
 import re
@@ -39,7 +39,7 @@ from perdure.stores._reading import merged, reading
 
 Fields = dict[str, Any]
 
-# A document has at most 16 MiB; the header, the epochs and the awaited names need some room.
+# A document can have at most 16 MiB; the header, the epochs and the awaited names need some room.
 MAX_DOCUMENT_SIZE = 16 * 1024 * 1024 - 256 * 1024
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -67,7 +67,7 @@ def encode_snapshot(data: bytes, what: str) -> Fields:
 
 
 def size_of(fields: Mapping[str, Any]) -> int:
-    """Return about how many bytes the fields of `encode_snapshot` need."""
+    """Return the approximate size in bytes of the fields of `encode_snapshot`."""
     packed: bytes | None = fields.get("packed")
     return len(fields["snapshot"].raw if packed is None else packed)
 
@@ -96,7 +96,7 @@ def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:
     raw = run.get("snapshot")
     if not isinstance(raw, RawBSONDocument):
         raise SnapshotFormatError(["the field `snapshot` is not a document"])
-    # The codec of the runs makes plain integers of all numbers: here their width matters.
+    # The codec of the runs converts all numbers to plain integers, but here their width matters.
     if not isinstance(RawBSONDocument(raw.raw).get("formatVersion"), Int64):
         foreign = _transform(bson.decode(raw.raw, _AS_JSON), leaf=_from_javascript)
         return as_snapshot(foreign, run.get("updatedAt", UNIX_EPOCH))
@@ -129,7 +129,7 @@ def _encode_large_integers(value: JSONValue) -> bytes | None:
 
 
 def _fits(value: JSONValue, depth: int) -> bool:
-    """Return whether no more than `depth` containers are nested in each other."""
+    """Return whether containers are nested at most `depth` levels deep."""
     for item in value.values() if type(value) is dict else value:
         kind = type(item)
         if (kind is dict or kind is list) and not (depth > 1 and _fits(item, depth - 1)):
@@ -138,7 +138,7 @@ def _fits(value: JSONValue, depth: int) -> bool:
 
 
 def _outline(value: JSONValue) -> Fields:
-    """Return what a look at the document should show; without steps, it is not a snapshot."""
+    """Return an outline for people; without steps, it does not count as a snapshot."""
     execution = value.get("execution", {})
     fields = {name: execution[name] for name in _OUTLINE_FIELDS if name in execution}
     return {"formatVersion": Int64(1), "execution": fields}

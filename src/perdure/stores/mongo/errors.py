@@ -1,4 +1,4 @@
-"""Errors of MongoDB and its driver, translated into perdure's."""
+"""Translate the errors of MongoDB and its driver."""
 
 from pymongo.errors import (
     AutoReconnect,
@@ -49,7 +49,7 @@ def is_connection_lost(error: BaseException) -> bool:
 
 
 def translate(error: PyMongoError, where: str, database: str, seconds: float) -> StoreError:
-    """Return the store's error for an error of the driver, saying what to do next."""
+    """Return the driver's error as a `StoreError` that says what to do next."""
     at = f"MongoDB at {where}"
     if isinstance(error, ServerSelectionTimeoutError):
         # Without the driver's settings and its view of the cluster, which follow.

@@ -1,4 +1,4 @@
-"""What the new owner of a run gets: the run as it is under the lease, and its messages."""
+"""What the new owner of a run gets: the run as read under the lease, and its messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -34,7 +34,7 @@ from perdure.stores.mongo.updates import incarnation_of, to_milliseconds
 
 
 class Grants:
-    """Makes grants of leased runs, and remembers their positions."""
+    """Creates the grants of leased runs, and remembers their positions."""
 
     def __init__(self, prefix: str, positions: Positions) -> None:
         self._prefix = prefix
@@ -84,7 +84,7 @@ class Grants:
             lease.epoch,
             incarnation_of(run),
             has_older_logs=bool(logs),
-            # If there may be more, the owner does not know them all: no count is equal.
+            # If there may be more, the owner does not know all of them, so no count may match.
             message_count=run.get("messageCount", 0) if is_whole else -1,
             messages={message_name(message.id): message.name for message in inbox},
             consumed=consumed_by(logs),
@@ -92,7 +92,7 @@ class Grants:
         )
         now = expires_at - timedelta(milliseconds=to_milliseconds(ttl))
         created = run.get("incarnation") == run["claim"]
-        # Counted only now: entries could still be added until the logs were sealed.
+        # Counted only now, because entries could still be added until the logs were sealed.
         takeovers = sum(epoch > _last_written(logs) for epoch in run["expired"])
         read = partial(_read, id, run, logs)
         header = {"queue": run["queue"], "version": run["version"]}
@@ -110,7 +110,7 @@ def _last_written(logs: Iterable[Log]) -> int:
 async def _reset_takeovers(
     db: Collections, leased: Iterable[Any], logs: Mapping[str, Sequence[Log]]
 ) -> None:
-    """Forget expired leases up to one that wrote an entry: lists show the others."""
+    """Forget expired leases up to one that wrote an entry; lists show the others."""
     writes = [
         UpdateOne(
             {"_id": run["_id"], "epoch": run["epoch"]}, {"$pull": {"expired": {"$lte": last}}}
@@ -126,9 +126,9 @@ async def _reset_takeovers(
 async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
     """Return the runs that got another owner, or were settled, since they were leased.
 
-    What was read of their logs does not belong to the snapshot of the lease: an owner in between
-    may have removed some of it, and finished steps would be executed again. Messages need no such
-    check: a wait that receives a message or misses one is recorded first, and that is refused.
+    Their logs, as read, do not belong to the snapshot of the lease: an owner in between may have
+    removed parts of them, and finished steps would be executed again. Messages need no such check:
+    a wait that receives a message or misses one is recorded first, and that is refused.
     """
     if not leased:
         return set()
@@ -140,7 +140,8 @@ async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
 
 
 def _is_same_lease(leased: Any, current: Any) -> bool:
-    # By the owner and not by the epoch: one that asks twice at once would lose to itself.
+    # Compares the owner rather than the epoch: an owner that asks twice at once would lose to
+    # itself.
     if current is None or current.get("owner") != leased["owner"]:
         return False
     return bool(current.get("settled", {}).get("epoch", 0) < leased["epoch"])

@@ -1,11 +1,11 @@
-"""Messages for a run, each a document of its own until an entry consumes it.
+"""Messages for a run, each a separate document until an entry consumes it.
 
-A message counts from the moment at which the run's own document has its number (see `sending`), and
-messages are read in the order of their numbers. The id of a message starts with its number, so a
-reader that continues after a message needs no more than its id.
+A message counts once the run's own document has its number (see `sending`), and messages are read
+in the order of their numbers. The id of a message starts with its number, so a reader needs only
+the id of a message to continue after it.
 
 Consuming is part of the entry's own write: a message is consumed when an entry that counts names
-it. The mark on the message is written after that and only saves reading; after a crash in between,
+it. The mark on the message is written afterwards, and only saves reads; after a crash in between,
 the run's next owner writes it. Only when the mark is as durable as the entry may a rest leave out
 the name of the message: if a failover could undo the mark, the message would be there again.
 """
@@ -27,13 +27,15 @@ from perdure.stores.mongo.updates import HEADER, Document, incarnation_of
 
 WITH_DEDUP_ID, WITHOUT_DEDUP_ID = "d", "m"
 
-# Messages of layout 1 have a time instead of a number; these numbers come before all others.
+# Messages of layout 1 have a time instead of a number; they come before all others.
 _OLD_NUMBERS = -(10**16)
 
 
 class Inbox(NamedTuple):
-    """What a run's document says of its messages: the number of the last one, how many are not
-    consumed, and numbers and times of the newest by name.
+    """What a run's document contains about its messages.
+
+    This is the number of the last one, how many are unconsumed, and the numbers and times of the
+    newest by name.
     """
 
     incarnation: str
@@ -43,19 +45,19 @@ class Inbox(NamedTuple):
 
 
 def inbox_of(run: Mapping[str, Any]) -> Inbox:
-    """Return what a run's document says of its messages."""
+    """Return what a run's document contains about its messages."""
     newest = {each["name"]: (each["number"], each["at"]) for each in run.get("newest", ())}
     last = run.get("messageCount", 0)
     return Inbox(incarnation_of(run), last, unconsumed_count(run), newest)
 
 
 def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
-    """Return the inboxes of those runs, given by key, to which messages were sent."""
+    """Return the inboxes of the runs, given by key, to which messages were sent."""
     return {key: inbox_of(run) for key, run in runs.items() if run.get("messageCount")}
 
 
 def unconsumed_count(run: Mapping[str, Any]) -> int:
-    """Return how many messages of a run are not consumed; rather too many than too few."""
+    """Return how many messages of a run are unconsumed; an estimate that is never too low."""
     consumed: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
     count: int = run.get("messageCount", 0)
     return max(0, count - consumed)
@@ -86,7 +88,7 @@ async def _page(
         {"$lte": inbox.last} if after is None else {"$gt": after, "$lte": inbox.last}
     )
     mine = {"run": key, "consumed": False}
-    # Those without a number are few; after them, the others in the order of the index.
+    # Messages without a number are few; the others follow in the order of the index.
     unnumbered = await db.inbox.find({**mine, "number": None}).to_list()
     found = db.inbox.find({**mine, "number": numbered}).sort("number")
     documents = await (found if limit is None else found.limit(limit)).to_list()
@@ -104,9 +106,9 @@ def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Mess
 async def runs_with_messages(
     db: Collections, inboxes: Mapping[str, Inbox], consumed: Collection[str]
 ) -> set[str]:
-    """Return those of the runs, given by key, that have unconsumed messages.
+    """Return the runs, given by key, that have unconsumed messages.
 
-    `consumed` are the names of messages that are known to be consumed, although not marked yet.
+    `consumed` are the names of messages that are known to be consumed but not marked yet.
     """
     if not inboxes:
         return set()
@@ -121,11 +123,12 @@ async def runs_with_messages(
 
 
 async def inbox(db: Collections, key: str, after: str | None, limit: int | None) -> list[Message]:
-    """Return a run's messages that were not consumed, after the message `after`."""
+    """Return a run's unconsumed messages after the message `after`."""
     last = None if after is None else number_of(after)
     messages: list[Message] = []
     while limit is None or len(messages) < limit:
-        # Messages before entries: what is consumed in between is found among the entries.
+        # Read messages before entries: a message that is consumed in between is found among the
+        # entries.
         run = await db.runs.find_one({"_id": key}, HEADER)
         if run is None or not run.get("messageCount"):
             break
@@ -154,7 +157,7 @@ async def _without_consumed(
 async def has_awaited_message(
     db: Collections, key: str, inbox: Inbox, consumed: Collection[str], awaits: Sequence[str]
 ) -> bool:
-    """Return whether the inbox has a message of an awaited name that was not consumed."""
+    """Return whether the inbox has an unconsumed message with an awaited name."""
     awaited = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
     fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
     found = db.inbox.find(awaited, fields)
@@ -169,7 +172,7 @@ async def has_awaited_message(
 def is_awaited(
     messages: Mapping[str, str], consumed: Collection[str], awaits: Sequence[str]
 ) -> bool:
-    """Return whether one of the messages, events by name, is awaited and not consumed."""
+    """Return whether one of the messages (events by name) is awaited and unconsumed."""
     return any(event in awaits and name not in consumed for name, event in messages.items())
 
 
@@ -179,7 +182,7 @@ def message_keys(run: str, ids: Iterable[str]) -> list[str]:
 
 
 async def mark_consumed(inbox: connection.Collection, keys: Sequence[str]) -> None:
-    """Mark messages as consumed; one with a dedup id stays, to recognize its duplicates."""
+    """Mark messages as consumed; a message with a dedup id is kept to recognize duplicates."""
     to_keep = [key for key in keys if _has_dedup_id(key)]
     to_delete = [key for key in keys if not _has_dedup_id(key)]
     if to_keep:
@@ -199,7 +202,7 @@ def number_of(id: str) -> int:
 
 
 def name_of(document: Mapping[str, Any]) -> str:
-    """Return what tells a message from all others of its run, of earlier ones too."""
+    """Return what distinguishes a message from all others of its run and of earlier runs."""
     name: str = document["_id"].partition("\0")[2]
     return name
 
@@ -216,7 +219,7 @@ def _has_dedup_id(key: str) -> bool:
 
 
 def _number(document: Mapping[str, Any], inbox: Inbox) -> int | None:
-    """Return a message's number, or `None` if it does not count: not sent yet, or later."""
+    """Return a message's number, or `None` if it does not count (yet)."""
     name = name_of(document)
     if not name.startswith(f"{inbox.incarnation}."):
         return None

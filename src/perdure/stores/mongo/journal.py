@@ -3,12 +3,13 @@
 An entry is a document whose `_id` is its run, epoch and slot. The process that was granted the
 epoch remembers its position and fills the next slot, so an entry costs a single insert. A process
 that takes the run over reads the log and inserts a *seal* into the first free slot. The unique
-index on `_id` decides between the two: if the entry was first, the insert of the seal fails and
-the log is read again, with the entry; if the seal was first, the insert of the entry fails and its
-writer learns that it is fenced. No transaction is needed, and readers ignore what follows a seal.
+index on `_id` decides between the two: if the entry was first, the insert of the seal fails and the
+log is read again, with the entry; if the seal was first, the insert of the entry fails, and its
+writer knows that it is fenced. No transaction is needed, and readers ignore everything after a
+seal.
 
 A writer trusts its position only for a few minutes after its lease was last confirmed
-(`MAX_POSITION_AGE`), and reads the run again after that. So a seal need not stay forever: those of
+(`MAX_POSITION_AGE`), and reads the run again after that. So a seal need not stay forever: seals of
 logs that no longer count are removed after a day.
 """
 
@@ -52,7 +53,7 @@ class Log:
     is_sealed: bool = False
 
     def has_entry(self, n: int) -> bool:
-        """Return whether the log has an entry of this number."""
+        """Return whether the log has an entry with this number."""
         return any(entry.n == n for entry in self.entries)
 
     @property
@@ -74,7 +75,7 @@ class Log:
 
 
 def slot_id(run: str, epoch: int, slot: int) -> str:
-    """Return the `_id` of a slot; a run's id has no NUL, so slots of two runs never mix."""
+    """Return the `_id` of a slot; ids of runs contain no NUL, so slots never collide."""
     return f"{run}\0{epoch:014x}\0{slot:08x}"
 
 
@@ -97,7 +98,7 @@ def entry_document(run: str, entry: Entry, slot: int) -> dict[str, Any]:
 
 
 def journal_data(logs: Iterable[Log]) -> Iterator[bytes]:
-    """Return the data of all entries of a run's logs, in order."""
+    """Yield the data of all entries of a run's logs, in order."""
     entries: dict[tuple[int, int], StoredEntry] = {}
     for log in logs:
         for entry in log.entries:
@@ -139,7 +140,7 @@ async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
 
 
 async def seal_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
-    """Return the logs after sealing them: nothing that is added from now on counts."""
+    """Seal the logs and return them; nothing that is added from now on counts."""
     logs = await read_logs(db, epochs)
     while unsealed := [(run, log) for run in logs for log in logs[run] if not log.is_sealed]:
         seals = [
@@ -149,7 +150,7 @@ async def seal_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
         for index, (_, log) in enumerate(unsealed):
             log.is_sealed = index not in filled
         if filled:
-            # An entry was faster than the seal, and counts.
+            # An entry came before the seal, and counts.
             runs = {unsealed[index][0] for index in filled}
             logs.update(await read_logs(db, {run: epochs[run] for run in runs}))
     return logs
@@ -157,13 +158,13 @@ async def seal_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
 
 @dataclass(slots=True)
 class Position:
-    """Where the next entry of a lease goes, and what the owner knows of the run's messages.
+    """Where the next entry of a lease goes, and what the owner knows about the run's messages.
 
-    `is_certain` is false while a write was sent and not answered. `has_older_logs` says that logs
-    of earlier epochs count, too. `messages` are the events of the messages that were not consumed
-    at the time of the grant, by name; `consumed` are those that entries consumed since the last
-    rest, and `consumed_count` is how many were before it. `unmarked` are those that entries of this
-    lease consumed and whose marks are not written yet.
+    `is_certain` is false while a write is unanswered. `has_older_logs` says that logs of earlier
+    epochs count too. `messages` are the events of the messages that were unconsumed at the time of
+    the grant, by name; `consumed` are the messages that entries consumed since the last rest, and
+    `consumed_count` is how many were consumed before it. `unmarked` are messages that entries of
+    this lease consumed and whose marks are not written yet.
     """
 
     epoch: int
@@ -188,7 +189,7 @@ class Positions:
         self._positions: dict[str, Position] = {}
 
     def add(self, run: str, epoch: int, incarnation: str, **known: Any) -> None:
-        """Start with a new lease, unless there is one of a later epoch."""
+        """Add a new lease, unless there is one with a later epoch."""
         current = self._positions.get(run)
         if current is None or current.epoch < epoch:
             if len(self._positions) >= _MANY_POSITIONS:
@@ -201,7 +202,7 @@ class Positions:
         return position if position is not None and position.epoch == epoch else None
 
     def get_certain(self, run: str, epoch: int) -> Position | None:
-        """Return the position of a lease if an entry can be written there without reading."""
+        """Return the position of a lease if an entry can be written without reading first."""
         position = self.get(run, epoch)
         if position is None or not position.is_certain or self._is_old(position):
             return None
@@ -215,7 +216,7 @@ class Positions:
         return position
 
     def consume(self, run: str, epoch: int, ids: Iterable[str]) -> None:
-        """Note that messages were consumed, and are to be marked."""
+        """Note that messages were consumed and must be marked."""
         position = self.get(run, epoch)
         if position is not None:
             for name in map(message_name, ids):

@@ -29,7 +29,7 @@ _HAS_EXPIRED = {"$and": [{"$gt": ["$expiresAt", None]}, {"$lte": ["$expiresAt", 
 
 
 class KeyValueCollection(KeyValueBackend, Generic[T]):
-    """Strings in one collection, which `choose` returns; the server deletes what has expired."""
+    """Strings in the collection that `choose` returns; the server deletes expired ones."""
 
     def __init__(
         self, connection: Connection[T], choose: Callable[[T], Collection], prefix: str = ""
@@ -78,7 +78,7 @@ class KeyValueCollection(KeyValueBackend, Generic[T]):
 
 
 class MongoKeyValue(DatabaseKeyValue):
-    """A `KeyValueStore` with compare-and-set; the server deletes what has expired.
+    """A `KeyValueStore` with compare-and-set; the server deletes expired keys.
 
     The options are those of `mongo`; `collection` may be awaitly's own (`workflow_state`).
 
@@ -132,6 +132,6 @@ async def _upsert(collection: Collection, key: str, update: list[Document]) -> b
         try:
             result = await collection.update_one({"_id": key}, update, upsert=True)
         except DuplicateKeyError:
-            # Another process inserted it at the same time: now there is one to update.
+            # Another process inserted the document at the same time, so now it can be updated.
             continue
         return result.upserted_id is not None or result.modified_count == 1

@@ -1,11 +1,11 @@
-"""The layout of the database: created when it is new, and upgraded from that of older versions.
+"""The layout of the database: created if it is new, and upgraded from older versions.
 
-Each step of an upgrade can be repeated, and several processes may make it at once; the number of
-the layout is written last, so a process that was killed in between is followed by one that makes
-all steps again. A database with a higher number belongs to a newer version and is refused.
+Each step of an upgrade can be repeated, and several processes may perform it at once. The number of
+the layout is written last, so that after a crash, another process repeats all steps. A database
+with a higher number belongs to a newer version and is refused.
 
-Layout 1 has no number. Versions that know only this one refuse layout 2, because its index of due
-runs has the name of theirs, and other fields.
+Layout 1 has no number. Versions that know only layout 1 refuse layout 2, because its index of due
+runs has the same name as theirs but other fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ async def _drop_old_indexes(db: Collections) -> None:
 
 
 async def _drop_index(collection: Collection, keys: Mapping[str, int]) -> None:
-    # By its fields and not by its name: another process may have created the new one already.
+    # Found by its fields, not its name: another process may already have created the new one.
     try:
         await collection.database.command("dropIndexes", collection.name, index=keys)
     except OperationFailure as error:
@@ -71,16 +71,16 @@ async def _upgrade(db: Collections, number: int) -> None:
             await _count_messages(db)
             await db.layout.update_one({"_id": _ID}, {"$max": {"number": LAYOUT}}, upsert=True)
     except OperationFailure as error:
-        # A user who may only read can use a database that others upgrade.
+        # A read-only user can use a database that others upgrade.
         if error.code != UNAUTHORIZED:
             raise
 
 
 async def _add_queues(db: Collections) -> None:
-    """Put runs without a queue in none, by name: the index of due runs starts with it.
+    """Set the queue of runs without one to "", because the index of due runs starts with it.
 
-    Whenever a store is opened: processes of the older version may still have been running, and may
-    have created runs, after the upgrade.
+    This is done whenever a store is opened: processes of the older version may have created runs
+    after the upgrade.
     """
     without = {"queue": None, "wakeAt": HAS_WAKE_TIME}
     added = {"$set": {"queue": "", "version": 0, "turn": 0}}
@@ -88,7 +88,7 @@ async def _add_queues(db: Collections) -> None:
 
 
 async def _count_messages(db: Collections) -> None:
-    """Count messages as consumed, as far as they are not in an inbox."""
+    """Count messages that are not in an inbox as consumed."""
     uncounted = {"messageCount": {"$gt": 0}, "consumedCount": None}
     is_old = {"consumed": False, "number": None, "sentAt": {"$exists": True}}
     counting: Pipeline = [{"$match": is_old}, {"$group": {"_id": "$run", "count": {"$sum": 1}}}]

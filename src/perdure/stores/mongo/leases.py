@@ -1,4 +1,4 @@
-"""Leases: acquired, claimed, renewed and released; and runs created to be claimed."""
+"""Acquire, claim, renew and release leases, and create runs that wait for a claim."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,17 +43,17 @@ from perdure.stores.mongo.updates import (
     without_null,
 )
 
-# By which a change of the run is noticed, and its messages are found.
+# The fields that show a change of the run, and those needed to find its messages.
 _STATE = {**STATE_FIELDS, "newest": 1, "consumedCount": 1, "consumedSince": 1}
 _MAX_ATTEMPTS = 3
-# For each run, the server searches the list of all leases of the statement.
+# Limited, because for each run, the server searches the list of all leases of the statement.
 _MAX_LEASES = 500
 
 _MAX_CREATION_TIME = timedelta(seconds=1)
 
 
 class Epochs:
-    """Epochs that no run had before; `floor` is the highest known to have ended with its run."""
+    """Creates epochs that no run had before, above `floor`, the highest of a deleted run."""
 
     def __init__(self) -> None:
         self.floor = 0
@@ -65,7 +65,7 @@ class Epochs:
         return next_epoch(salt, self.floor)
 
     def at(self, time: datetime) -> int:
-        """Return a new epoch for a time, above all that this process made."""
+        """Return a new epoch for a time, above all others of this process."""
         self.floor = max(self.floor + 1, to_microseconds(time))
         return self.floor
 
@@ -75,7 +75,7 @@ class Epochs:
 
 
 class Leases:
-    """The verbs of leases and schedule, on the runs whose `_id` starts with `prefix`."""
+    """The operations on leases and the schedule, for runs whose `_id` starts with `prefix`."""
 
     def __init__(
         self, prefix: str, positions: Positions, epochs: Epochs, clock: ServerClock
@@ -89,11 +89,11 @@ class Leases:
     async def acquire(
         self, db: Collections, requests: Sequence[LeaseRequest]
     ) -> list[Granted | None]:
-        """Return for each request its grant, or `None`."""
+        """Return a grant or `None` for each request."""
         grants: list[Granted | None] = [None] * len(requests)
         remaining = dict(enumerate(requests))
         while remaining:
-            # One request of each run at a time: the second is answered after the first.
+            # One request per run at a time: a second one is answered after the first.
             indexes = [
                 *{request.id: index for index, request in reversed(remaining.items())}.values()
             ]
@@ -108,7 +108,7 @@ class Leases:
         claim = ObjectId()
         new = [request for request in requests if request.create is not None]
         created = await self._create(db, new, claim) if new else {}
-        # After a lost reply, runs that this call inserted are recognized by its claim.
+        # After a lost reply, runs that this call inserted are recognized by their claim.
         in_doubt = created is None
         grants: dict[str, Granted] = {**(created or {})}
         left = {
@@ -131,7 +131,7 @@ class Leases:
     ) -> dict[str, Grant] | None:
         """Create the runs that do not exist, each with its lease, in one insert.
 
-        Returns the grants by `_id`, or `None` if it is not known which runs were created.
+        Return the grants by `_id`, or `None` if it is unknown which runs were created.
         """
         started = await self._clock.now()
         epoch = self._epochs.at(started)
@@ -144,12 +144,12 @@ class Leases:
                 raise
             self._clock.forget()
             return None
-        # Wait until the epoch is in the past, so that the next run of the same id, which another
-        # process may create by its own estimate of the time, has a higher one.
+        # Wait until the epoch is in the past, so that the next run with the same id, which another
+        # process may create with its own estimate of the time, gets a higher one.
         await self._clock.wait_past(started)
         if await self._clock.now() - started > _MAX_CREATION_TIME:
-            # This process was suspended in the meantime. The epoch may be lower than one of an
-            # earlier run of the same id, so a new one is requested.
+            # This process was suspended in the meantime. The epoch may be lower than that of an
+            # earlier run with the same id, so request a new one.
             return None
         for index in existing:
             del grants[documents[index]["_id"]]
@@ -214,7 +214,7 @@ class Leases:
         return await _claimed(db, [*requests], claim)
 
     async def owners(self, db: Collections, ids: Sequence[str]) -> list[Ownership | None]:
-        """Return who has the lease of each run; `None` for a missing run."""
+        """Return the owner of each run; `None` for a missing run."""
         keys = [self._prefix + id for id in ids]
         fields = {"owner": 1, "wakeAt": 1}
         found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
@@ -245,10 +245,10 @@ class Leases:
     async def _lease_and_read(
         self, db: Collections, found: Mapping[str, Any], owner: str, ttl: timedelta
     ) -> tuple[dict[str, Any], dict[str, list[Message]]]:
-        """Lease runs that were found due, and read their messages at the same time.
+        """Lease due runs, and read their messages at the same time.
 
-        The messages may be read before the lease is granted. They count only for runs that did not
-        change between the search and the lease: no owner consumed one, and none was sent.
+        The messages may be read before the lease is granted. They are used only for runs that did
+        not change between the search and the lease: no owner consumed a message, and none was sent.
         """
         leasing = self._lease_due(db, [*found], owner, ttl)
         inboxes = inboxes_of(found)
@@ -293,7 +293,7 @@ class Leases:
         found = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
         runs = {run["_id"]: run async for run in found}
         epochs = zip(keys, (lease.epoch for lease in leases), strict=True)
-        # Before the messages are read: what is marked in between is not found.
+        # Read before the messages: messages that are marked in between are not found.
         unmarked = self._positions.unmarked(epochs)
         with_messages = await runs_with_messages(db, inboxes_of(runs), unmarked)
         return [
@@ -316,7 +316,7 @@ class Leases:
         for leased in self._leased(leases):
             await db.runs.update_many(leased, release_lease(wake_at))
         epochs = [(self._prefix + lease.id, lease.epoch) for lease in leases]
-        # With epochs that are not of this process, another one may write from memory.
+        # These epochs belong to other processes, which may still write from memory.
         unknown = {key: epoch for key, epoch in epochs if not self._positions.get(key, epoch)}
         if unknown:
             found = db.runs.find({**has_epoch(unknown), "owner": None}, {"_id": 1})
@@ -325,7 +325,7 @@ class Leases:
             self._positions.remove(key, epoch)
 
     def _leased(self, leases: Sequence[Lease]) -> Iterator[Document]:
-        """Yield filters of the runs with these leases, in parts without a run twice."""
+        """Yield filters for the runs with these leases, in parts that contain each run once."""
         left = [(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases]
         while left:
             part = {lease[0]: lease for lease in left[:_MAX_LEASES]}
@@ -363,7 +363,7 @@ def _encode(id: str, snapshot: bytes) -> Document:
 
 
 def _instead_of(requests: Mapping[str, LeaseRequest]) -> Document | None:
-    """Return the expression of the owner that a run, given by `_id`, is taken over from."""
+    """Return the expression for the owner from which a run, given by `_id`, is taken over."""
     owners = {key: request.instead_of for key, request in requests.items()}
     return owner_by_id(owners) if any(owners.values()) else None
 

@@ -1,4 +1,4 @@
-"""Old runs pruned, and all runs counted."""
+"""Prune old runs, and count runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _IS_LEASED = {"owner": {"$ne": None}, "$expr": {"$not": [HAS_EXPIRED]}}
 
 
 class Maintenance:
-    """The verbs about many runs whose `_id` starts with `prefix`."""
+    """The operations on many runs whose `_id` starts with `prefix`."""
 
     def __init__(self, prefix: str, epochs: Epochs, cleanup: Cleanup) -> None:
         self._mine: Document = {"$and": [has_prefix(prefix), is_not_system(prefix)]}
@@ -74,11 +74,11 @@ class Maintenance:
                 self._cleanup.delete_messages(key, incarnation_of(run))
 
     async def stats(self, db: Collections) -> Stats:
-        """Count the runs by status and queue, and find the oldest due one."""
+        """Count the runs by status and queue, and find the oldest due run."""
         workflows = {"workflow": {"$in": await stored_workflows(db)}}
         with_header = {**workflows, "status": {"$in": [*STATUSES]}}
         is_running = {**workflows, "status": "running", **_IS_LEASED}
-        # Runs with a header, and those that are due, are counted in an index alone.
+        # Runs with a header, and due runs, are counted from an index alone.
         counted, headless, due, leased = await gather_all(
             [
                 self._count(db, with_header, "$status", STATUS_INDEX),

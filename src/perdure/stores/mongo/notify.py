@@ -1,4 +1,4 @@
-"""Notifications that a run may have become due, from the change stream of a replica set."""
+"""Notifications about runs that may have become due, from the change stream of a replica set."""
 
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -8,8 +8,8 @@ from perdure.errors import StoreClosed
 from perdure.stores.mongo.connection import Connection
 from perdure.stores.mongo.schema import Collections
 
-# An update that leases a run sets its owner. The expiry of a lease is not a change of a document,
-# so nothing is sent for it: workers find those runs by polling.
+# An update that leases a run sets its owner. The expiry of a lease does not change a document, so
+# nothing is sent: workers find those runs by polling.
 _MAY_BE_DUE = {
     "$or": [
         {"operationType": {"$in": ["insert", "replace"]}, "fullDocument.owner": None},
@@ -30,7 +30,7 @@ _CLUSTER_TIME_PRECISION = timedelta(seconds=1)
 
 
 async def notifications(connection: Connection[Collections]) -> AsyncGenerator[None]:
-    """Yield once at the start, for runs that were due before, and then for every change."""
+    """Yield once at the start, for runs that are already due, and then for every change."""
     pipeline: list[Mapping[str, Any]] = [{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]
     try:
         with connection.use() as db:

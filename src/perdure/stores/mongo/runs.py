@@ -1,4 +1,4 @@
-"""Whole runs: saved, loaded and deleted."""
+"""Save, load and delete whole runs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _BASE_FIELDS = {"settled": 1, "epochs": 1}
 
 
 class Loader:
-    """Finds runs by `_id`; all that are asked for in one turn of the event loop go together."""
+    """Finds runs by `_id`, batching the requests of one iteration of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[Any]] = {}
@@ -58,7 +58,7 @@ class Loader:
             if not self._waiting:
                 loop.call_soon(self._start, db)
             answer = self._waiting[key] = loop.create_future()
-        # A caller that is cancelled must not cancel the answer of the others.
+        # A cancelled caller must not cancel the result of the others.
         return await asyncio.shield(answer)
 
     def _start(self, db: Collections) -> None:
@@ -78,13 +78,13 @@ async def _find_all(db: Collections, waiting: Mapping[str, "asyncio.Future[Any]"
         for answer in waiting.values():
             answer.set_exception(error)
     finally:
-        # Whatever else failed, no caller waits forever; answered futures ignore this.
+        # Whatever failed, no caller may wait forever; futures that are done ignore this.
         for answer in waiting.values():
             answer.cancel()
 
 
 class Runs:
-    """The verbs on whole runs whose `_id` starts with `prefix`."""
+    """The operations on whole runs whose `_id` starts with `prefix`."""
 
     def __init__(self, prefix: str, epochs: Epochs, cleanup: Cleanup) -> None:
         self._prefix = prefix
@@ -112,11 +112,11 @@ class Runs:
             await self._wake_on_message(db, key, previous, rest)
 
     async def _close_logs(self, db: Collections, key: str, run: Mapping[str, Any]) -> None:
-        """Fence out the previous owners of a run, and remove what they wrote."""
+        """Fence out the previous owners of a run, and remove their entries."""
         if epochs := run.get("epochs"):
             logs = await seal_logs(db, {key: epochs})
-            # The entries that say so are no longer part of the run, and their writer may not have
-            # marked the messages yet.
+            # The entries that consumed these messages are no longer part of the run, and their
+            # writer may not have marked the messages yet.
             if consumed := consumed_by(logs[key]):
                 await mark_consumed(db.inbox, message_keys(key, consumed))
             self._cleanup.delete_logs(key, epochs[-1])
@@ -141,7 +141,7 @@ class Runs:
             epochs = run.get("epochs", ())
             logs = (await read_logs(db, {key: epochs}))[key]
             # Entries are deleted after they were merged into a new snapshot. If the snapshot is
-            # the same after the entries were read, they belong to it.
+            # unchanged after the entries were read, they belong to it.
             if not epochs or await self._has_same_base(db, run):
                 return read_run(id, run, journal_data(logs))
 

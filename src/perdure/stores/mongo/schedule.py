@@ -1,4 +1,4 @@
-"""Runs that are due, found by an index on queue, workflow and wake time."""
+"""Find due runs by an index on queue, workflow and wake time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -38,7 +38,7 @@ async def find_due(
 ) -> list[Any]:
     """Return queue, wake time and these fields of up to `limit` due runs, earliest first.
 
-    There are at most as many of each queue as `queues` says.
+    `queues` limits how many runs of each queue are returned.
     """
     if drives is None:
         drivable = [*_any_of(await _scheduled_workflows(db, queues))]
@@ -62,7 +62,7 @@ async def find_due(
 async def _find_first(
     db: Collections, chosen: Document, limit: int, fields: Mapping[str, int]
 ) -> list[Any]:
-    # In one batch: by default the server returns the first hundred, and waits to be asked for more.
+    # In one batch: by default the server returns only the first hundred, and more on request.
     found = db.runs.find(chosen, {**_FIELDS, **fields}, batch_size=limit + 1, hint=DUE_INDEX)
     return await found.sort(_ORDER).limit(limit).to_list()
 
@@ -78,7 +78,7 @@ def _earliest(runs: Iterable[Any], limit: int, queues: Mapping[str, int]) -> lis
 
 
 def _drivable(drives: Sequence[Drivable]) -> Iterator[Document]:
-    """Yield conditions for the workflows, each for those with the same versions."""
+    """Yield conditions for the workflows, grouped by equal versions."""
     by_versions: dict[tuple[int, int], list[str | None]] = {}
     for drivable in drives:
         by_versions.setdefault((drivable.first, drivable.last), []).append(drivable.workflow)
@@ -88,7 +88,7 @@ def _drivable(drives: Sequence[Drivable]) -> Iterator[Document]:
 
 
 def _has_version(first: int, last: int) -> Document:
-    """Match runs whose version is in the range, or is 0: not determined yet."""
+    """Match runs whose version is in the range, or 0, which means not determined yet."""
     if first == last:
         return {"version": {"$in": [0, first]}}
     if first <= 1:
@@ -131,8 +131,8 @@ async def due_queues(
 ) -> list[str]:
     """Return up to `limit` queues with due runs from `low` up to `high`, by name.
 
-    Most queues have few due runs: then a page of the index has enough of them. Otherwise the server
-    skips from queue to queue along the index, in one round trip, but to the last of all queues.
+    Most queues have few due runs, so a page of the index usually contains enough queues. Otherwise
+    the server skips from queue to queue along the index, in one round trip, but through all queues.
     """
     names: list[str] = []
     after: Document = {"$gte": low}

@@ -84,7 +84,7 @@ def collections_of(database: Database, name: str) -> Collections:
 
 
 async def gather_all(works: Sequence[Awaitable[T]]) -> list[T]:
-    """Return all results; an error is raised after the others have ended, too."""
+    """Return all results; an error is raised only after all others have ended."""
     if len(works) == 1:
         return [await works[0]]
     results = await asyncio.gather(*works, return_exceptions=True)
@@ -95,7 +95,7 @@ async def gather_all(works: Sequence[Awaitable[T]]) -> list[T]:
 
 
 async def aggregate_all(collection: Collection, pipelines: Sequence[Pipeline]) -> list[Any]:
-    """Return the results of all pipelines, in as many round trips as there are hundreds."""
+    """Return the results of all pipelines, up to a hundred per round trip."""
     parts = [
         pipelines[start : start + _MAX_UNION] for start in range(0, len(pipelines), _MAX_UNION)
     ]
@@ -131,7 +131,7 @@ async def find_and_update(
                 return_document=return_document,
             )
         except DuplicateKeyError:
-            # Another process inserted it at the same time: now there is one to update.
+            # Another process inserted the document at the same time, so now it can be updated.
             continue
 
 
@@ -143,8 +143,8 @@ async def update_once(
 ) -> Any:
     """Update one document and return it, or `None` if there is none.
 
-    A bare command, as in `insert`: for retries by the driver, the server would also store the
-    document as it was returned.
+    A plain command, as in `insert`: for retries by the driver, the server would also store the
+    returned document.
     """
     command = {
         "findAndModify": collection.name,
@@ -161,7 +161,7 @@ async def update_once(
 
 
 def _check_concern(reply: Mapping[str, Any]) -> None:
-    """Raise if a write was made, but is not as durable as it must be."""
+    """Raise if a write was made but is not durable enough."""
     if (concern := reply.get("writeConcernError")) is not None:
         raise WriteConcernError(concern.get("errmsg", ""), concern.get("code"), concern)
 
@@ -171,11 +171,12 @@ async def insert(
 ) -> set[int]:
     """Insert documents in one round trip; return the indexes of those whose `_id` existed.
 
-    `size` is about how many bytes they have; what exceeds a command takes several round trips.
+    `size` is their approximate size in bytes; if it exceeds a command, several round trips are
+    made.
 
-    A bare command has no transaction number, which the driver adds for its own retries and which
-    the server would have to store beside the documents. The callers find out by themselves whether
-    an insert whose reply was lost took place.
+    A plain command has no transaction number, which the driver adds for its own retries and which
+    the server would have to store beside the documents. The callers find out themselves whether an
+    insert with a lost reply took place.
     """
     if size > MAX_COMMAND_SIZE:
         return await _insert_in_parts(collection, documents)

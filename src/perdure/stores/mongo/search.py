@@ -1,12 +1,12 @@
-"""Runs found by what is in their headers, along an index and with bounded effort.
+"""Find runs by their headers, along an index and with bounded effort.
 
 A search reads a page of an index and filters it here. If that is not enough, it asks for the
-position of a run further on, and lets the server filter those up to it: first a stretch, then as
-many as a search may examine. No change in between makes it skip a run, because a position is a time
-and an id, not a number of runs.
+position of a run further on, and lets the server filter the runs up to it: first a few, then as
+many as a search may examine. Changes in between do not make it skip a run, because a position is a
+time and an id, not an offset.
 
-Runs that awaitly wrote have neither workflow nor status: both are in their snapshots. They are in
-a range of their own.
+Runs that awaitly wrote have no workflow and status fields: both are in their snapshots. They are in
+a separate range.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ from perdure.stores.mongo.walk import Walk, all_of, updated_between
 STATUSES: Sequence[RunStatus] = get_args(RunStatus)
 HEADLESS = {"workflow": None, "status": None}
 
-# Up to so many ids with a prefix are all read, and sorted here.
+# Up to this many runs with a prefix are all read, and sorted here.
 _FEW = 1_000
 
 
@@ -108,7 +108,7 @@ class Searcher:
         return _added(counts, count(headless, query, cap), cap)
 
     async def _few(self, db: Collections, query: Query) -> list[RunSummary] | None:
-        """Return all runs with the prefix if they are few."""
+        """Return all runs with the prefix if there are only a few."""
         mine = has_prefix(self._prefix + query.prefix)
         if not mine or await db.runs.count_documents(mine, limit=_FEW + 1, hint="_id_") > _FEW:
             return None
@@ -127,7 +127,7 @@ class Searcher:
         return Walk(db.runs, self._prefix, query, STATUS_INDEX, "updatedAt", ranges)
 
     def _filter(self, query: Query) -> Document:
-        """Match what the ranges of the index do not."""
+        """Match the conditions that the ranges of the index do not cover."""
         conditions = [has_prefix(self._prefix + query.prefix)]
         if not shows_system_runs(query):
             # Not as two ranges of ids: the server would read the index once for each of them.
@@ -162,7 +162,7 @@ async def _search_on(
 
 
 def _stretches(examined: int, ranges: int) -> Iterator[int]:
-    """Yield how many runs to examine next: not all that are allowed, if some of them may do."""
+    """Yield how many runs to examine next, first fewer than allowed, as they may suffice."""
     few = min(10 * examined, EXAMINED - examined)
     return (size for size in (few, EXAMINED - examined - few) if size >= ranges)
 
@@ -173,7 +173,7 @@ def _is_plain(query: Query) -> bool:
 
 
 def _ranges(workflows: Sequence[str | None], statuses: Sequence[RunStatus]) -> Iterator[Document]:
-    """Yield conditions for which the server merges no more ranges than it can."""
+    """Yield conditions for which the server can merge the ranges."""
     # A range for each pair; two for runs without a workflow.
     size = MAX_RANGES // (2 * len(statuses))
     for start in range(0, len(workflows), size):
@@ -201,7 +201,7 @@ def _counting(
 
 
 def _added(counts: Sequence[Count], others: Sequence[Count], cap: int) -> list[Count]:
-    """Return the counts with those of other runs."""
+    """Return the sums of two lists of counts, up to `cap`."""
     sums = {(each.workflow, each.status): each for each in counts}
     for other in others:
         key = (other.workflow, other.status)

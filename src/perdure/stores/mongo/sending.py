@@ -1,16 +1,17 @@
-"""How messages are sent: written first, and counted by one write to the run's own document.
+"""Send messages: they are written first, and then counted by one write to the run's document.
 
 That write decides everything at once: it gives messages their numbers, finds out whether the run
-still exists and is not over, and wakes a run that awaits them. What a sender that was killed before
-it has written does not count; another that sends the same message completes it. A run that settles
-on an event does so only if the number of its messages is still the one that its owner knows: either
-the rest comes first, and the sender wakes the run; or the message does, and the owner looks in the
-inbox before it settles the run.
+still exists and is not over, and wakes a run that awaits them. Messages of a sender that was killed
+before this write do not count; another sender of the same message completes it. A run that waits
+for an event is settled only if the number of its messages is still the one that its owner knows. So
+either the rest comes first, and the sender wakes the run; or the message does, and the owner checks
+the inbox before it settles the run.
 
-A sender that completes the message of another with a payload of its own counts it for that other:
-of all that use a dedup id, the one whose payload counts is told that its message was delivered.
+A sender that completes another sender's message with a different payload counts it for that other
+sender: of all senders that use a dedup id, the one whose payload counts is told that its message
+was delivered.
 
-The run's document holds the numbers of its newest messages only. When these are many, a sender
+The run's document contains only the numbers of its newest messages. If there are many, a sender
 writes the numbers into the messages, and then removes them from the run.
 """
 
@@ -57,7 +58,7 @@ _OVER = ["completed", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A message to be sent; `index` is its place in the call, `name` that of its document."""
+    """A message to send; `index` is its position in the call, `name` that of its document."""
 
     index: int
     message: NewMessage
@@ -66,7 +67,7 @@ class _Outgoing:
 
     @property
     def suffix(self) -> str:
-        """What tells the message from others for its run."""
+        """What distinguishes the message from others for its run."""
         dedup_id = self.message.dedup_id
         return (
             f"{WITHOUT_DEDUP_ID}{self.order}" if dedup_id is None else f"{WITH_DEDUP_ID}{dedup_id}"
@@ -89,9 +90,10 @@ class _Outgoing:
 class _Batch:
     """The messages of a call to one run.
 
-    `sent` are the names of those that count already, `events` the names and events of those that
-    do not. `inserted` are the `_id` of those that this call wrote, `others` the names of those that
-    another call wrote with another payload, with the `order` by which it recognizes them.
+    `sent` are the names of messages that already count, `events` the names and events of those that
+    do not. `inserted` are the `_id`s of messages that this call wrote, `others` the names of
+    messages that another call wrote with another payload, with the `order` by which it recognizes
+    them.
     """
 
     key: str
@@ -119,7 +121,7 @@ class _Batch:
         ]
 
     def unresolved(self) -> list[_Outgoing]:
-        """Return the messages of which it is unknown whether they count."""
+        """Return the messages that may or may not count."""
         return [each for each in self.messages if each.name not in self.sent | self.events.keys()]
 
 
@@ -141,7 +143,8 @@ async def _send(
     db: Collections, batches: Sequence[_Batch], receipts: dict[int, Receipt]
 ) -> list[_Batch]:
     """Send the messages; return the batches of runs that were changed in the meantime."""
-    # Runs are read before messages: one without a number that its run does not know did not count.
+    # Runs are read before messages: a message without a number that its run does not know did not
+    # count.
     present = await _read_runs(db, batches, receipts)
     await _insert(db, present)
     await _look_up(db, present)
@@ -171,7 +174,7 @@ async def _read_runs(
             batch.read(runs[batch.key])
             present.append(batch)
         else:
-            # Deleted, maybe in the meantime: the run's inbox was deleted with it.
+            # The run was deleted, perhaps in the meantime, and its inbox with it.
             await _withdraw(db, batch)
             receipts.update({each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages})
     return present
@@ -230,7 +233,7 @@ async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
 
 
 async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
-    """Count the messages of runs that did not change; return these runs as they are then."""
+    """Count the messages of runs that did not change; return these runs as they are afterwards."""
     counted: dict[str, Any] = {}
     for start in range(0, len(batches), _MAX_CONCURRENT):
         some = batches[start : start + _MAX_CONCURRENT]
@@ -241,7 +244,7 @@ async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, An
 
 
 async def _count(db: Collections, batch: _Batch) -> Any:
-    # If messages were given numbers in the meantime, some of these may be among them.
+    # If messages got numbers in the meantime, some of these may be among them.
     same_run = {
         "_id": batch.key,
         "incarnation": batch.run.get("incarnation"),
@@ -253,7 +256,7 @@ async def _count(db: Collections, batch: _Batch) -> Any:
         has_dedup_ids = all(each.message.dedup_id is not None for each in batch.messages)
         if not (has_dedup_ids and is_connection_lost(error)):
             raise
-        # As another attempt: what the run has counted after all is a duplicate then.
+        # A new attempt: messages that the run has counted after all are then duplicates.
         batch.attempt = ObjectId()
         return await update_once(db.runs, same_run, count_messages(batch.uncounted()), _FIELDS)
 
@@ -261,7 +264,7 @@ async def _count(db: Collections, batch: _Batch) -> Any:
 def count_messages(messages: Sequence[Document]) -> Pipeline:
     """Return the update that counts messages unless the run is over, and wakes a run.
 
-    Each has its `name`, the `event` that may be awaited, and `by`: which sender's it is.
+    Each has its `name`, the `event` that may be awaited, and `by`, its sender.
     """
     numbered = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
@@ -290,17 +293,17 @@ def count_messages(messages: Sequence[Document]) -> Pipeline:
 
 
 def _new_messages(messages: Sequence[Document]) -> Document:
-    """Return the expression of those messages that the run does not know."""
+    """Return the expression for the messages that the run does not know."""
     known = {"$ifNull": ["$newest.name", []]}
     is_new = {"$not": [{"$in": ["$$this.name", known]}]}
     return {"$filter": {"input": {"$literal": [*messages]}, "cond": is_new}}
 
 
 def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
-    """Return the receipts of messages, by their places in the call."""
+    """Return the receipts of messages, by their positions in the call."""
     total, newest = unconsumed_count(run), run.get("newest", ())
     sent = batch.sent | {each["name"] for each in newest}
-    # By another sender, if that has completed what this one wrote.
+    # Possibly by another sender that completed what this one wrote.
     mine = {batch.attempt, *(each.order for each in batch.messages)}
     numbers = {each["name"]: each["number"] for each in newest if each["by"] in mine}
     count = total - len(numbers)
@@ -327,7 +330,7 @@ async def _number_messages(db: Collections, run: Any) -> None:
         for each in newest
     ]
     await db.inbox.bulk_write(writes, ordered=False)
-    # Only now: until then, the run's document is the only place of the numbers.
+    # Removed only now: until here, the run's document was the only place with the numbers.
     last = newest[-1]["number"]
     same_run = {"_id": run["_id"], "incarnation": run.get("incarnation")}
     update = {"$pull": {"newest": {"number": {"$lte": last}}}, "$max": {"numbered": last}}

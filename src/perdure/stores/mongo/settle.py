@@ -1,6 +1,6 @@
-"""Rests of runs whose position is known, many in one statement.
+"""Write the rests of runs whose position is known, many in one statement.
 
-The server needs far less time for one statement with many runs than for as many statements.
+One statement with many runs takes the server far less time than as many statements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,12 +13,12 @@ from perdure.stores.mongo.journal import message_name
 from perdure.stores.mongo.schema import MAX_COMMAND_SIZE, Collections
 from perdure.stores.mongo.updates import Document, is_owned, rest_fields, settle_runs
 
-# For each run, the server searches the list of all runs of the statement.
+# Limited, because for each run, the server searches the list of all runs of the statement.
 _MAX_RUNS = 500
 
 
 class SettledRun(NamedTuple):
-    """What a rest writes; with `checks_count`, only if the run has so many messages."""
+    """What a rest writes; with `checks_count`, only if the run has exactly that many messages."""
 
     batch: RunBatch
     fields: Document
@@ -50,14 +50,14 @@ async def delete(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]
 
 
 def _settled(batch: RunBatch) -> SettledRun:
-    # Entries before the rest in the same call are part of its snapshot, and not written themselves.
+    # Entries before the rest in the same call are part of its snapshot, and not written separately.
     entry, rest, position = batch.last, batch.last.rest, batch.position
     assert rest is not None
     assert position is not None
     consumes = [*map(message_name, batch.consumes)]
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-    # With the journal, the rest replaces what says that an unmarked message is consumed.
+    # The rest replaces the journal, which shows that an unmarked message is consumed.
     unmarked = [*position.unmarked.union(consumes)]
     fields = rest_fields(entry, rest, body, unmarked, due=due)
     if consumed := position.consumed | {*consumes}:

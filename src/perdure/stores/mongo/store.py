@@ -134,7 +134,7 @@ class _Backend:
             return await due_queues(db, self._prefix, now, limit, low, high)
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
-        # A receipt counts what this process has consumed before.
+        # A receipt must take into account what this process has consumed.
         await self._appender.finish({self._prefix + message.to for message in messages})
         with self._connection.use() as db:
             return await send(db, self._prefix, messages)
@@ -182,10 +182,10 @@ class MongoStore(StoreShell[_Backend]):
 
 
 class MongoReplicaSetStore(MongoStore, TransactionShell[_Backend], NotifyShell[_Backend]):
-    """Keeps runs in MongoDB that has transactions and change streams; see `mongo`.
+    """Keeps runs in a MongoDB with transactions and change streams; see `mongo`.
 
     `transact` passes a `MongoTransaction` to the work. Work that conflicts with another transaction
-    fails with the driver's error, as it would outside of perdure, and is not called again.
+    fails with the driver's error, as it would outside perdure, and is not called again.
     """
 
 

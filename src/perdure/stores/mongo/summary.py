@@ -1,4 +1,4 @@
-"""A run as lists and searches return it, read from its document without the snapshot."""
+"""The summary of a run, read from its document without the snapshot."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ REVISION_FIELDS = {"incarnation": 1, "epoch": 1, "settled": 1, "messageCount": 1
 
 
 def summary_of(run: Any, prefix: str, revision: str = "") -> RunSummary:
-    """Return a run's summary; its id is shown without the prefix."""
+    """Return a run's summary; its id does not include the prefix."""
     return RunSummary(
         id=run["_id"][len(prefix) :],
         updated_at=run.get("updatedAt") or UNIX_EPOCH,
@@ -53,7 +53,7 @@ def _workflow_of(run: Mapping[str, Any]) -> str | None:
 
 
 def revision_of(run: Mapping[str, Any], last_slot: str) -> str:
-    """Return a string that differs after every grant, release, entry, rest and message."""
+    """Return a string that changes with every grant, release, entry, rest and message."""
     settled: Mapping[str, int] = run.get("settled", {})
     last = last_slot or settled.get("n", "")
     owned = run.get("owner") is not None

@@ -1,9 +1,9 @@
-"""A user's own writes that commit with a step's entry, on a server that has transactions.
+"""Commit a user's own writes with a step's entry, on a server that has transactions.
 
 The entry's slot is the fence, as everywhere. While the transaction is open, a seal for that slot
-waits for its end; once it has committed, a process that seals the log finds the entry, and all that
-was written with it. The run's own document is not written: the owner's lease is renewed while its
-transaction is open, and the two writes would conflict.
+waits for its end; once it has committed, a process that seals the log finds the entry, and
+everything that was written with it. The run's own document is not written: the lease is renewed
+while the transaction is open, and the two writes would conflict.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ from perdure.stores.mongo.schema import Collections
 
 @dataclass(frozen=True, slots=True)
 class MongoTransaction:
-    """The store's session in a transactional step: what is written with it commits with the step.
+    """The store's session in a transactional step; its writes are committed with the step.
 
     async def debit(transaction: MongoTransaction) -> None:
         accounts = transaction.database["accounts"]
@@ -46,7 +46,7 @@ async def transact(
     epoch: int,
     work: Callable[[MongoTransaction], Awaitable[Entry]],
 ) -> Verdict:
-    """Commit what `work` writes together with the entry it returns."""
+    """Commit the writes of `work` together with the entry it returns."""
     with connection.use() as db:
         verdict = await _fence(db, key, epoch)
         if verdict is not Verdict.ACCEPTED:
@@ -89,8 +89,8 @@ async def _plan(db: Collections, appender: Appender, batch: RunBatch) -> Pending
     write = await appender.plan_write(db, batch)
     if write is not Verdict.ACCEPTED:
         return write
-    # In an open epoch, an existing entry means that the user's writes exist, too. A rest accepts
-    # all entries before it, whether they were written or not.
+    # In an open epoch, an existing entry means that the user's writes exist too. A rest accepts all
+    # entries before it, whether they were written or not.
     return await _fence(db, batch.key, batch.last.epoch)
 
 
@@ -103,7 +103,7 @@ async def _fence(db: Collections, key: str, epoch: int) -> Verdict:
 
 
 def _lost_connection(error: BaseException) -> BaseException | None:
-    """Return the driver's error behind this one that means a lost connection, if there is one."""
+    """Return the underlying driver error that means a lost connection, if there is one."""
     cause: BaseException | None = error
     while cause is not None:
         if is_unavailable(cause) and getattr(cause, "code", None) != WRITE_CONFLICT:

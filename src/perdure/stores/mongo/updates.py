@@ -57,7 +57,7 @@ STATUS_FIELDS: Document = {
     "snapshot.execution.state": 1,
 }
 HAS_EXPIRED = {"$lte": ["$wakeAt", "$$NOW"]}
-# A range, and not a test of the type: the server then needs nothing but the index.
+# A range instead of a type check, so that the server needs only the index.
 HAS_WAKE_TIME = {"$gte": datetime(1, 1, 1, tzinfo=UTC)}
 IS_DUE = {"wakeAt": HAS_WAKE_TIME, "$expr": HAS_EXPIRED}
 
@@ -66,7 +66,7 @@ _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
 # Documents of awaitly have neither; the index of due runs needs them.
 QUEUE_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
-# Runs that an older version created have no such field, but the time is part of their incarnation.
+# Runs of an older version do not have this field, but the time is part of their incarnation.
 _CREATED_AT = {"$ifNull": ["$createdAt", {"$ifNull": [{"$toDate": "$incarnation"}, "$updatedAt"]}]}
 
 
@@ -98,7 +98,7 @@ def wake_time(run: Mapping[str, Any]) -> datetime | None:
 
 
 def from_now(ttl: timedelta) -> Document:
-    """Return the expression of the server's time plus `ttl`."""
+    """Return the expression for the server's time plus `ttl`."""
     return {"$add": ["$$NOW", to_milliseconds(ttl)]}
 
 
@@ -132,13 +132,13 @@ def status_of(run: Mapping[str, Any]) -> RunStatus:
 
 
 def incarnation_of(run: Mapping[str, Any]) -> str:
-    """Return what tells a run from other runs of its id; awaitly's documents have none."""
+    """Return what distinguishes a run from others with its id; empty for awaitly's runs."""
     incarnation = run.get("incarnation")
     return "0" if incarnation is None else str(incarnation)
 
 
 def is_unchanged(run: Mapping[str, Any], leased: Mapping[str, Any] | None) -> bool:
-    """Return whether nothing happened to a run before it was leased: no other owner, no message.
+    """Return whether a run did not change before it was leased: no other owner, no message.
 
     Both have `STATE_FIELDS`. Every owner leaves an epoch or a rest.
     """
@@ -149,9 +149,9 @@ def is_unchanged(run: Mapping[str, Any], leased: Mapping[str, Any] | None) -> bo
 
 
 def is_owned(epochs: Mapping[str, int], counts: Mapping[str, int | None] | None = None) -> Document:
-    """Match runs whose newest epochs are these and are open: the runs have an owner.
+    """Match runs whose newest epochs are these and open, so the runs have an owner.
 
-    With `counts`, they must have received exactly so many messages.
+    With `counts`, they must have received exactly that many messages.
     """
     owned = {**has_epoch(epochs), "owner": {"$ne": None}}
     return {**owned, "$and": [_equals("messageCount", counts)]} if counts else owned
@@ -166,26 +166,27 @@ def is_leased(leases: Iterable[tuple[str, int, str]]) -> Document:
 
 def has_epoch(epochs: Mapping[str, int]) -> Document:
     """Match runs that have these epochs, given by `_id`."""
-    # A write of one document must name its `_id` as it is: on a cluster it is the shard key.
+    # A write of one document must name its `_id` literally, because it is the shard key of a
+    # cluster.
     keys = [*epochs]
     return {"_id": keys[0] if len(keys) == 1 else {"$in": keys}, **_equals("epoch", epochs)}
 
 
 def _equals(field: str, values: Mapping[str, Any]) -> Document:
-    """Match documents whose field has the value given for their `_id`; `None` matches missing."""
+    """Match documents whose field has the value given for their `_id`; `None` means missing."""
     if len({*values.values()}) == 1:
         return {field: next(iter(values.values()))}
     return {"$expr": {"$eq": [{"$ifNull": [f"${field}", None]}, _by_id(values)]}}
 
 
 def owner_by_id(owners: Mapping[str, str | None]) -> Document:
-    """Return the expression of the owner that is given for a document's `_id`."""
+    """Return the expression for the owner that is given for a document's `_id`."""
     is_same = len(set(owners.values())) == 1
     return {"$literal": next(iter(owners.values()))} if is_same else _by_id(owners)
 
 
 def _by_id(values: Mapping[str, Any]) -> Document:
-    """Return the expression of the value that is given for a document's `_id`."""
+    """Return the expression for the value that is given for a document's `_id`."""
     index = {"$indexOfArray": [{"$literal": [*values]}, "$_id"]}
     return {"$arrayElemAt": [{"$literal": [*values.values()]}, index]}
 
@@ -193,8 +194,8 @@ def _by_id(values: Mapping[str, Any]) -> Document:
 def next_epoch(salt: int, floor: int) -> Document:
     """Return the expression of an epoch above the run's last, above `floor`, by the clock.
 
-    A run that was deleted and created again has no last epoch. Then the clock makes the new one
-    higher, and within the same millisecond the salt, which is below 1,000, makes it different.
+    A run that was deleted and recreated has no last epoch. The clock then makes the new epoch
+    higher and, within the same millisecond, the salt (below 1,000) makes it different.
     """
     clock = {"$add": [{"$multiply": [{"$toLong": "$$NOW"}, 1000]}, salt]}
     return {"$max": [{"$add": ["$epoch", 1]}, clock, floor + 1]}
@@ -219,7 +220,7 @@ def new_header(claim: ObjectId, new: LeaseRequest | NewRun) -> Document:
 
 
 def create_if_missing(document: Mapping[str, Any]) -> Document:
-    """Return the stage that fills a document just inserted, and leaves an existing one."""
+    """Return the stage that fills a newly inserted document, and leaves an existing one alone."""
     times = {"updatedAt": "$$NOW", "createdAt": "$$NOW"}
     new = {"$mergeObjects": ["$$ROOT", {"$literal": document}, times]}
     return {"$replaceWith": {"$cond": [_IS_NEW, new, "$$ROOT"]}}
@@ -237,8 +238,8 @@ def lease_if_free(
 ) -> Document:
     """Return the stage that leases a run that is free or that `claim` created, and marks it.
 
-    An unexpired lease is free, too, if its owner is `instead_of`. A run that `is_due` was found by
-    the index, and has what the index needs.
+    A run with an unexpired lease is also free if its owner is `instead_of`. A run that `is_due` was
+    found by the index, and has the fields that the index needs.
     """
     created = {"$eq": ["$incarnation", claim]}
     unowned = {"$lte": ["$owner", None]}
@@ -246,7 +247,7 @@ def lease_if_free(
     abandoned: Document = HAS_EXPIRED
     if instead_of is not None:
         abandoned = {"$or": [HAS_EXPIRED, {"$eq": ["$owner", instead_of]}]}
-    # By the claim and not by the incarnation: another owner may have taken the new run over.
+    # By the claim, not the incarnation: another owner may have taken over the new run.
     free = {"$or": [unowned, own, abandoned]} if existing else {"$eq": ["$claim", claim]}
     orphaned = {"$cond": [{"$and": [_HAS_OWNER, abandoned]}, ["$epoch"], []]}
     leased = {
@@ -270,7 +271,7 @@ def lease_if_free(
 
 
 def release_lease(wake_at: datetime | None) -> Pipeline:
-    """Return the update that gives up a lease."""
+    """Return the update that releases a lease."""
     wake = {"wakeAt": "$$NOW", "turn": 0} if wake_at is None else wake_fields(wake_at)
     return [{"$set": {"owner": "$$REMOVE", **wake}}]
 
@@ -318,7 +319,7 @@ def without_null(fields: Document) -> Document:
 def rest_fields(
     entry: Entry, rest: Rest, body: Document, consumed: Sequence[str], *, due: bool
 ) -> Document:
-    """Return what a rest writes; the wake time of a run that is due is `True` for now."""
+    """Return the fields that a rest writes; the wake time of a due run is `True` at first."""
     fields = {**rest_header(rest), **body}
     fields["epochs"] = []
     fields["settled"] = {"epoch": entry.epoch, "n": entry.n}

@@ -1,4 +1,4 @@
-"""A walk along an index: the runs between two positions of it, in order."""
+"""A walk along an index: the runs between two positions, in order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _OPPOSITE = {"$lt": "$gt", "$gt": "$lt"}
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Ranges of an index, each with what else the runs in it must match; ordered by a time."""
+    """Ranges of an index, each with further conditions on its runs; ordered by a time."""
 
     runs: Collection
     prefix: str
@@ -38,7 +38,7 @@ class Walk:
         *,
         filtered: bool = False,
     ) -> list[RunSummary]:
-        """Return the first runs between two positions, the second of them included."""
+        """Return the first runs between two positions, including the second."""
         bounds = self._bounds(after, stop)
         pages = [
             self._find(all_of(chosen, *bounds, rest if filtered else {}), FIELDS, limit)
@@ -54,7 +54,7 @@ class Walk:
         return [*islice(in_order, limit)]
 
     async def further(self, after: Position, size: int) -> Position | None:
-        """Return the position about that many runs further on; `None` if there are not so many."""
+        """Return the position about `size` runs further on; `None` if there are fewer."""
         bounds = self._bounds(after, None, in_index=True)
         skip = size // len(self.ranges) - 1
         fields = {self.by: 1}
@@ -82,7 +82,7 @@ class Walk:
     def _bounds(
         self, after: Position | None, stop: Position | None, *, in_index: bool = False
     ) -> list[Document]:
-        """Return the conditions that bound the walk; with `in_index`, no run is read for them."""
+        """Return the conditions that bound the walk; with `in_index`, they need only the index."""
         forward = "$gt" if self.query.oldest_first else "$lt"
         bounds: list[Document] = []
         if after is not None:
@@ -95,24 +95,25 @@ class Walk:
         return bounds
 
     def _beyond(self, position: Position, side: str, id_side: str, in_index: bool) -> Document:
-        """Match runs on one side of a position: by time, and by id among those of its time."""
+        """Match runs on one side of a position: by time, and by id if the time is equal."""
         time, id = to_date(position.time), self.prefix + position.id
         bound = {self.by: {_OR_SAME[side]: time}}
         if in_index:
-            # As one of two ranges: the server reads the index once for each of them, and no runs.
+            # As one of two ranges: the server reads the index once for each of them, but no
+            # documents.
             return {**bound, "$or": [{self.by: {side: time}}, {"_id": {id_side: id}}]}
         return {**bound, "$nor": [{self.by: time, "_id": {"$not": {id_side: id}}}]}
 
 
 def all_of(*conditions: Document) -> Document:
-    """Match what all conditions match; empty ones match everything."""
+    """Combine conditions; empty conditions match everything."""
     chosen = [condition for condition in conditions if condition]
     return chosen[0] if len(chosen) == 1 else {"$and": chosen} if chosen else {}
 
 
 def updated_between(since: datetime | None, until: datetime | None) -> list[Document]:
     """Match runs by the time of their last update."""
-    # Stored times are whole milliseconds: they reach a time when they reach the next whole one.
+    # Stored times are in whole milliseconds, so compare with the next whole millisecond.
     after = [] if since is None else [{"updatedAt": {"$gte": to_date(since, "since")}}]
     before = [] if until is None else [{"updatedAt": {"$lt": to_date(until, "until")}}]
     return after + before

@@ -26,12 +26,12 @@ def mysql(
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> MysqlStore:
-    """Return a store in a MySQL or MariaDB database; its tables are created when it is first used.
+    """Return a store in a MySQL or MariaDB database; its tables are created on first use.
 
     `pool` is an asyncmy pool, which the store uses and never closes, and whose sessions it leaves
     as they are. `ssl` is an `SSLContext`, or True to encrypt without checking the certificate; the
     URL may contain it instead: `?ssl=true` or `?ssl_ca=file`. `connect_timeout` is how long to
-    retry while the server is unavailable, `timeout` how long a statement may take.
+    retry while the server is unavailable, and `timeout` how long a statement may take.
 
     Committed records survive a power failure if the server flushes at each commit, as it does by
     default (`innodb_flush_log_at_trx_commit=1`); otherwise a warning is logged.

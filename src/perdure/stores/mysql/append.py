@@ -1,4 +1,4 @@
-"""Writes of journal entries and rests: in one statement if possible, otherwise under locks."""
+"""Write journal entries and rests: in one statement if possible, otherwise under locks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ _SAME_VERSION = -1
 
 
 class StoredMessage(NamedTuple):
-    """A message in an inbox; one with a dedup id is marked when it is consumed, not deleted."""
+    """A message in an inbox; if it has a dedup id, it is marked as consumed rather than deleted."""
 
     seq: int
     name: str
@@ -34,7 +34,7 @@ class StoredMessage(NamedTuple):
 
 
 class Writer:
-    """Writes entries, those of one call in one transaction."""
+    """Writes entries; those of one call are written in one transaction."""
 
     def __init__(
         self, database: Database, statements: Statements, key: Callable[[str], str]
@@ -55,7 +55,7 @@ class Writer:
     async def write_in(
         self, transaction: Transaction, entries: Sequence[Entry]
     ) -> Sequence[Verdict]:
-        """Return a verdict on each entry, decided and written while the runs are locked."""
+        """Lock the runs, write the entries, and return a verdict on each, in order."""
         batch = Batch(self._statements, self._key)
         batch.add_locked(await transaction.run(*batch.lock(entries)))
         if statements := batch.find_written(entries):
@@ -71,20 +71,20 @@ class Writer:
         return _verdict(fence)
 
     async def finish(self, transaction: Transaction, entry: Entry) -> Verdict:
-        """Return the verdict on the entry that ends a user's transaction."""
+        """Write the entry that ends a user's transaction, and return the verdict on it."""
         key = self._key(entry.id)
         fence, existing = await transaction.run(
             self._bind(sql.FENCE_LOCKED, entry.epoch, key),
             self._bind(sql.FIND_ENTRY, key, entry.epoch, entry.n),
         )
         verdict = _verdict(fence)
-        # If the entry exists, what the user wrote was committed with it.
+        # If the entry exists, the user's writes were already committed with it.
         if verdict is not Verdict.ACCEPTED or existing.rows:
             return verdict
         return (await self.write_in(transaction, [entry]))[0]
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
-        """Write without locking first; return `False` if that is impossible: nothing is written."""
+        """Write without locking first; if that is impossible, write nothing and return `False`."""
         if any(entry.consumes for entry in entries):
             return False
         if len(entries) == 1:
@@ -133,7 +133,7 @@ class Writer:
 
 
 class Batch:
-    """The entries of one call: the statements that lock, the verdicts, the statements that write.
+    """The entries of one call, with the statements to lock and write them, and the verdicts.
 
     `lock` and `add_locked` come first, then `find_written` and `add_written`, then `judge` for each
     entry in order, then `writes`.
@@ -198,7 +198,7 @@ class Batch:
         self._written.update((key, epoch, n) for key, epoch, n in rows)
 
     def judge(self, entry: Entry) -> Verdict:
-        """Return the verdict on the next entry, and note what it changes."""
+        """Return the verdict on the next entry, and record what it changes."""
         key = self._key(entry.id)
         if key not in self._epochs:
             return Verdict.UNKNOWN
@@ -232,7 +232,7 @@ class Batch:
                 self._retagged[key] = tags
 
     def writes(self) -> Sequence[Statement]:
-        """Return the statements that write what was accepted."""
+        """Return the statements that write the accepted entries."""
         bind = self._bind
         statements = [*self._consume()]
         if keys := sorted({*self._rests, *self._deleted}):

@@ -1,4 +1,4 @@
-"""Transactions in few round trips, with the driver's errors translated and conflicts retried."""
+"""Run transactions in few round trips, translating the driver's errors and retrying conflicts."""
 
 import asyncio
 from collections import Counter
@@ -33,17 +33,17 @@ from perdure.stores.mysql.pool import MysqlPool
 T = TypeVar("T")
 J = TypeVar("J", bound="Transaction")
 
-# How often a transaction is run again after each kind of failure.
+# How often a transaction is retried after each kind of failure.
 _RETRIES: dict[Failure, int] = {"deadlock": 10, "lock timeout": 2, "unavailable": 2, "error": 0}
-# Every server accepts this; the real limit is read when the store is set up.
+# Every server accepts this; the actual limit is read when the store is set up.
 _MIN_PACKET_SIZE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of one statement, how many it returned or wrote, and its LAST_INSERT_ID.
+    """The result of a statement: rows, the number of rows returned or written, LAST_INSERT_ID.
 
-    Whether an UPDATE counts rows that it did not change depends on a flag of the connection.
+    Whether an UPDATE counts rows that it left unchanged depends on a flag of the connection.
     """
 
     rows: Sequence[Any] = ()
@@ -52,11 +52,11 @@ class Result:
 
 
 class Database:
-    """Runs transactions, each on a connection of its own.
+    """Runs transactions, each on its own connection.
 
-    A transaction that conflicts with another one (a deadlock) is run again. One whose connection
-    was lost is run again on a new connection if it cannot have been committed, or if it is
-    `repeatable`, which means that doing it twice has the same effect as doing it once.
+    After a conflict with another transaction (a deadlock), a transaction is run again. If the
+    connection is lost, it is run again on a new connection if it cannot have been committed, or if
+    it is `repeatable`: running it twice has the same effect as running it once.
     """
 
     def __init__(self, pool: MysqlPool, *, timeout: float) -> None:
@@ -71,7 +71,7 @@ class Database:
     ) -> T:
         """Return what `work` returns.
 
-        It may be called several times. What it wrote without calling `finish` is rolled back.
+        It may be called several times. Unless it calls `finish`, its writes are rolled back.
         """
         failures: Counter[Failure] = Counter()
         while True:
@@ -96,23 +96,23 @@ class Database:
         )
 
     async def run_alone(self, statement: Statement, *, repeatable: bool = True) -> Result:
-        """Commit one statement, without a transaction if possible, and return its result."""
+        """Run and commit a single statement, without a transaction if possible."""
         return await self.transact(
             lambda transaction: transaction.alone(statement), repeatable=repeatable
         )
 
     async def open(self) -> "Transaction":
-        """Return a transaction that has not begun; the caller must call its `end`."""
+        """Return a transaction that has not begun yet; the caller must call its `end`."""
         connection = await self.pool.acquire()
         return Transaction(self, connection, self._cursor_class, self._timeout)
 
     def joined(self, connection: Any, kind: "type[J]") -> "J":
-        """Return a transaction of this kind that the caller has begun, and will end."""
+        """Return a `kind` of transaction that the caller has begun, and will end."""
         return kind(self, connection, self._cursor_class, self._timeout)
 
     @contextmanager
     def translate_errors(self) -> Generator[None]:
-        """Translate the driver's errors in this block."""
+        """Translate the driver's errors raised in this block."""
         try:
             yield
         except self.errors as error:
@@ -123,7 +123,7 @@ class Transaction:
     """Statements of one connection that are committed together.
 
     The statements of one call are sent together and cost one round trip. `timeout` is how many
-    seconds the server's reply may take, `None` for any number.
+    seconds the server's reply may take; `None` means no limit.
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class Transaction:
         self._is_reusable = True
 
     async def run(self, *statements: Statement) -> Sequence[Result]:
-        """Return the results of the statements; the first call begins the transaction."""
+        """Run statements and return their results; the first call begins the transaction."""
         return await self._run(statements, ends=False)
 
     async def finish(self, *statements: Statement) -> Sequence[Result]:
-        """Commit after the statements and return their results."""
+        """Run statements, commit, and return the results."""
         return await self._run(statements, ends=True)
 
     async def alone(self, statement: Statement) -> Result:
-        """Return the result of one statement, committed by itself; only outside a transaction."""
+        """Run and commit a single statement; only outside a transaction."""
         self._is_open = not self._database.pool.autocommit
         self.is_committing = True
         [result, *_] = await self._send([self._encode(statement)])
@@ -157,7 +157,7 @@ class Transaction:
         return result
 
     async def end(self) -> None:
-        """Roll back what was not finished, and release the connection."""
+        """Roll back unless committed, and release the connection."""
         try:
             if self._is_open and self._is_reusable:
                 await self._request(self.connection.rollback())
@@ -170,7 +170,7 @@ class Transaction:
     async def lend(self) -> AsyncGenerator[Any]:
         """Lend the connection to the user's code.
 
-        Its exceptions are raised unchanged, or as `StoreUnavailable` if the connection was lost.
+        Exceptions are raised unchanged, or as `StoreUnavailable` if the connection was lost.
         """
         try:
             yield self.connection
@@ -184,7 +184,7 @@ class Transaction:
             raise
 
     def check_open(self) -> None:
-        """Raise if the user's code ended the transaction."""
+        """Raise `StoreError` if the user's code ended the transaction."""
         if not self.connection.get_transaction_status():
             self._is_open = False
             raise StoreError(
@@ -215,8 +215,8 @@ class Transaction:
         return results[skipped : skipped + len(statements)]
 
     async def _commit(self) -> None:
-        # In a session without autocommit, the driver learns only from its own commit() that the
-        # transaction is over; otherwise its pool would discard the connection.
+        # In a session without autocommit, the driver learns that the transaction is over only from
+        # its own commit(). Without it, the driver's pool would discard the connection.
         self.is_committing = True
         await self._request(self.connection.commit())
         self._is_open = False
@@ -237,7 +237,7 @@ class Transaction:
         raise ValueTooLarge(what, len(packet), limit)
 
     async def _exchange(self, packet: bytes) -> list[Result]:
-        # The cursor need not be closed: that would only read the remaining results.
+        # The cursor need not be closed: closing it would only read the remaining results.
         cursor = self.connection.cursor(self._cursor_class)
         await cursor.execute(packet)
         results = [await _result(cursor)]
@@ -246,8 +246,8 @@ class Transaction:
         return results
 
     async def _request(self, request: Awaitable[T]) -> T:
-        """Return the server's reply, and note whether the connection can still be used."""
-        # If this is cancelled, the reply is still on its way.
+        """Await the server's reply, and record whether the connection can still be used."""
+        # If this is cancelled, the reply is still to come.
         self._is_reusable = False
         try:
             # The driver's own timeout creates a task for every read.

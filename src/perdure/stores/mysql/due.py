@@ -1,6 +1,7 @@
-"""Due runs: by queue and workflow, earliest first, each a range of the due index.
+"""Find due runs by queue and workflow, earliest first.
 
-A range is a *lane* of a queue: the runs of one workflow, of which the index has a digest.
+Each queue and workflow is a range of the due index, called a *lane*; the index contains a digest of
+the workflow.
 """
 
 from collections import Counter
@@ -20,8 +21,8 @@ _ANY_NUMBER = 2**31
 
 NOW = Statement(b"UTC_TIMESTAMP(6)")
 
-# A loose index scan: one seek for each lane, however many runs it has. `GROUP BY` must begin with
-# the first column of the index.
+# A loose index scan: one seek per lane, however many runs it has. `GROUP BY` must begin with the
+# first column of the index.
 HEADS = """
     SELECT queue, lane, MIN(wake_at) AS head FROM {runs} FORCE INDEX (by_due)
     WHERE scheduled = 1 AND %s
@@ -60,9 +61,10 @@ _Versions = Sequence[tuple[int, int]]
 
 
 class Range(NamedTuple):
-    """A lane of a queue, and how many runs to take from it at most.
+    """A lane of a queue, and the maximum number of runs to take from it.
 
-    `versions` are the ranges of versions to take besides 0, both ends included; `None` means any.
+    `versions` are the ranges of versions to take besides 0, both ends included; `None` means any
+    version.
     """
 
     queue: str
@@ -72,7 +74,7 @@ class Range(NamedTuple):
 
 
 class DueRun(NamedTuple):
-    """A due run and its place in a list of ranges."""
+    """A due run, and the index of its range in a list of ranges."""
 
     wake_at: datetime
     key: str
@@ -106,10 +108,10 @@ class DueRuns:
     async def claims(
         self, limit: int, drives: Sequence[Drivable] | None, queues: Mapping[str, int]
     ) -> list[Statement]:
-        """Return the statements that lock the earliest due runs, together at most `limit`.
+        """Return the statements that lock the earliest due runs, at most `limit` in total.
 
-        The earliest runs of all ranges decide how many to lock in each: locking the limit in each
-        would hide runs from other claimants that this claim then leaves.
+        The earliest runs over all ranges decide how many to lock in each. Locking up to the limit
+        in every range would hide runs from other claimants that this claim then does not take.
         """
         versions = _versions_by_lane(drives)
         if versions is not None and len(versions) == len(queues) == 1:
@@ -129,7 +131,7 @@ class DueRuns:
             names += await self._of_this_store(now, [queue for queue, _ in rows])
             if sum(number for _, number in rows) < lanes:
                 break
-            # Nothing is between a name and that name followed by U+0001: names have no NUL.
+            # Nothing sorts between a name and that name followed by U+0001: names contain no NUL.
             low = rows[-1][0] + "\x01"
         return names[:limit]
 
@@ -141,7 +143,7 @@ class DueRuns:
         return self._statements.all(conditions)
 
     async def _of_this_store(self, now: datetime, queues: Sequence[str]) -> Sequence[str]:
-        """Return those of the queues in which a run with the prefix is due."""
+        """Return the queues in which a run with the store's prefix is due."""
         if not self._prefix or not queues:
             return queues
         is_due = self._statements.all(self._is_due(now))
@@ -156,10 +158,10 @@ class DueRuns:
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
     ) -> tuple[list[DueRun], list[Range]]:
-        """Return the earliest due runs, and the ranges in which they have places.
+        """Return the earliest due runs, and the ranges that their indexes refer to.
 
-        The ranges are read in the order of their earliest wake times, until the others cannot
-        have an earlier run.
+        The ranges are read in the order of their earliest wake times, until the remaining ones
+        cannot contain an earlier run.
         """
         ranges, heads = await self._ranges(now, drives, queues)
         runs: list[DueRun] = []
@@ -186,7 +188,7 @@ class DueRuns:
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
     ) -> tuple[list[Range], list[datetime]]:
-        """Return the ranges whose earliest wake time has passed, by that time, and these times."""
+        """Return the ranges whose earliest wake time has passed, by that time, with the times."""
         versions = _versions_by_lane(drives)
         within = Conditions()
         within.add(_IN_QUEUES, [*queues])
@@ -232,7 +234,7 @@ def _versions_by_lane(drives: Sequence[Drivable] | None) -> dict[bytes, _Version
 def _first(
     runs: Sequence[DueRun], limit: int, ranges: Sequence[Range], queues: Mapping[str, int]
 ) -> list[DueRun]:
-    """Return the first runs, as many as the limit and those of the queues allow."""
+    """Return the first runs, within the limit and the limits of their queues."""
     left = dict(queues)
     first: list[DueRun] = []
     for run in runs:

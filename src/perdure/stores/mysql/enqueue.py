@@ -1,4 +1,4 @@
-"""New runs that wait for a claim: all of one call in one statement, unless some exist already."""
+"""Create runs that wait for a claim: one statement per call, unless some already exist."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ ENQUEUE_ROW = _ROW % {
     b"epoch": b"TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))",
 }
 
-# All runs of one call are due relative to one time, although several statements insert them.
+# All runs of a call are due relative to the same time, even if several statements insert them.
 _READ_CLOCK = Statement(b"SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")
 # A run that this transaction creates has the epoch -1 until its last statements.
 ENQUEUE_OR_LOCK = "INSERT INTO {runs} (%s) VALUES %s ON DUPLICATE KEY UPDATE epoch = epoch"
@@ -56,7 +56,7 @@ class Creator:
         return await self._first_of_each(runs, self._create)
 
     async def enqueue_in(self, transaction: Transaction, runs: Sequence[NewRun]) -> Sequence[bool]:
-        """Create runs in a transaction of the caller; return whether each was created."""
+        """Create runs in the caller's transaction; return whether each was created."""
         return await self._first_of_each(
             runs, lambda runs: self._create_missing(transaction, runs, chunks(_rows(runs)))
         )
@@ -115,7 +115,7 @@ def _rows(runs: Mapping[str, NewRun]) -> Sequence[Sequence[Value]]:
 
 
 def _header(new: NewRun) -> tuple[Value, ...]:
-    """Return the columns that a rest can set, and those before them."""
+    """Return the values of the header columns."""
     version, summary = new.version, new.summary
     if new.rest is not None:
         version = version if new.rest.version is None else new.rest.version
@@ -125,7 +125,7 @@ def _header(new: NewRun) -> tuple[Value, ...]:
 
 
 def _state(new: NewRun) -> tuple[str, bytes | None, datetime | None, int | None]:
-    """Return status, awaited names, and wake time or how many microseconds ago the run is due."""
+    """Return status, awaited names, and the wake time or how many microseconds ago it was."""
     if new.rest is not None:
         return new.rest.status, names_as_json(new.rest.awaits), new.rest.wake_at, None
     if new.wake_at is not None:

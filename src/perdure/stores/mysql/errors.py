@@ -1,4 +1,4 @@
-"""The errors of MySQL, MariaDB and asyncmy, translated to perdure's."""
+"""Translate the errors of MySQL, MariaDB and asyncmy."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -57,7 +57,7 @@ _SERVER_ERRORS = (range(1000, 2000), range(3000, 10_000))
 
 
 class ConstraintViolation(StoreError):
-    """A constraint refused a row, and nothing of the statement was written."""
+    """A constraint rejected a row, and the statement wrote nothing."""
 
 
 def load_driver() -> Any:
@@ -75,7 +75,7 @@ def driver_errors() -> tuple[type[Exception], ...]:
 
 
 def code_of(error: BaseException) -> int | None:
-    """Return the error's number, or `None` if the driver sets none."""
+    """Return the error code, or `None` if the driver sets none."""
     code = error.args[0] if error.args else None
     return code if isinstance(code, int) and not isinstance(error, OSError) else None
 
@@ -84,7 +84,7 @@ def failure_of(error: BaseException) -> Failure:
     """Return why a statement failed.
 
     It conflicted with another one and can be sent again, it waited too long for a lock, the server
-    currently cannot be reached, or the server refuses it.
+    is currently unreachable, or the server rejected it.
     """
     code = code_of(error)
     if code is None or code in _UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""Inboxes: the messages of one call written in one transaction, and the receipts for them."""
+"""Send and read messages; the messages of one call are written in one transaction."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,8 @@ FIND_DUPLICATES = """
         ON message.run = new.run AND message.dedup = new.dedup
 """
 _FIND_ROW = b" UNION ALL SELECT %s, %s"
-# Messages are numbered under the locks of their runs: a reader sees none before all earlier ones.
+# Messages are numbered while their runs are locked, so a reader never sees a message before all
+# earlier ones.
 SEND = "INSERT INTO {inbox} (run, name, payload, sent_at, dedup) VALUES %s"
 COUNT_SENT = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET messages = messages + %s, wake_at = IF(%s, %s, wake_at)
@@ -102,7 +103,7 @@ class Inboxes:
 
 
 class _Batch:
-    """The messages of one call: what they need to be judged, and what is written of them."""
+    """The messages of one call: their receipts, and the statements that write them."""
 
     def __init__(self, messages: Sequence[NewMessage], prefix: str) -> None:
         self.places = [(prefix + message.to, _digest(message.dedup_id)) for message in messages]
@@ -113,7 +114,7 @@ class _Batch:
         self._messages = messages
 
     def judge(self, receivers: Result, duplicates: Sequence[Result]) -> list[Receipt]:
-        """Return the receipts, in order, and note what is to be written."""
+        """Return the receipts, in order, and record what has to be written."""
         runs = {key: _receiver(*columns) for key, *columns in receivers.rows}
         used = {(key, digest) for result in duplicates for key, digest in result.rows}
         return [

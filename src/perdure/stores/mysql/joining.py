@@ -1,4 +1,4 @@
-"""Statements in a transaction of the caller, on the caller's own asyncmy connection."""
+"""Run statements in the caller's transaction, on the caller's own asyncmy connection."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ DATABASE = Statement(b"SELECT DATABASE()")
 
 
 class JoinedTransaction(Transaction):
-    """A transaction that another caller began, and ends."""
+    """A transaction that the caller has begun, and will end."""
 
     async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
-        # One by one: the connection may not accept several statements in a packet.
+        # One by one: the connection may not allow several statements in a packet.
         return [(await self._send([self._encode(each)]))[0] for each in statements]
 
 

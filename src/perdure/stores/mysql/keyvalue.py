@@ -32,7 +32,7 @@ DELETE = """
 """
 DELETE_EXPIRED = "DELETE FROM {table} WHERE id = %s AND expires_at <= UTC_TIMESTAMP(6)"
 ADD = "INSERT IGNORE INTO {table} (id, value) VALUES (%s, %s)"
-# The digest of the old value leaves the packet to the new one.
+# Comparing a digest of the old value leaves room in the packet for the new one.
 SWAP = """
     UPDATE {table} SET value = %s, expires_at = NULL, revision = revision + 1
     WHERE id = %s AND SHA2(value, 256) = %s

@@ -1,4 +1,4 @@
-"""Leases: the rows of runs locked, leased and read in one transaction."""
+"""Leases: lock, lease and read the rows of runs in one transaction."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class LockedRun(NamedTuple):
-    """A locked run as of `now`; without its snapshot if it is not free."""
+    """A locked run as of `now`; its snapshot is missing if the run is not free."""
 
     key: str
     epoch: int
@@ -40,7 +40,7 @@ class LockedRun(NamedTuple):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether its owner let the lease expire."""
+        """Whether the owner's lease has expired."""
         return self.owner is not None and self.wake_at is not None and self.wake_at <= self.now
 
     def is_free_for(self, request: LeaseRequest) -> bool:
@@ -49,7 +49,7 @@ class LockedRun(NamedTuple):
 
 
 class NewLease(NamedTuple):
-    """A locked run, and the lease that it gets."""
+    """A locked run and its new lease."""
 
     run: LockedRun
     owner: str
@@ -58,12 +58,12 @@ class NewLease(NamedTuple):
 
     @property
     def is_replacement(self) -> bool:
-        """Whether the run's owner loses it although its lease may be unexpired."""
+        """Whether the lease replaces that of an owner whose lease may not have expired."""
         return self.run.owner is not None and self.run.owner == self.instead_of
 
 
 class Creation(NamedTuple):
-    """A statement that creates runs with their leases, and their keys."""
+    """A statement that creates runs with their leases, and the keys of these runs."""
 
     statement: Statement
     keys: set[str]
@@ -80,11 +80,11 @@ class Leases:
         self.due = DueRuns(database, statements, prefix)
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
-        """Return for each request its grant or `None`, in order."""
+        """Return a grant or `None` for each request, in order."""
         grants: list[Granted | None] = [None] * len(requests)
         left = list(range(len(requests)))
         while left:
-            # Of two requests for one run, the first is served first, in a transaction of its own.
+            # Of two requests for the same run, the first is served first, in its own transaction.
             first = {requests[index].id: index for index in reversed(left)}
             granted = await self._acquire_distinct([requests[index] for index in first.values()])
             for id, index in first.items():
@@ -118,7 +118,7 @@ class Leases:
             if not runs:
                 return []
             runs.sort(key=lambda run: run.wake_at or run.now)
-            # Each range was locked at a time of its own, but all leases begin at one.
+            # Each range was locked at a different time, but all leases begin at the same time.
             now = max(run.now for run in runs)
             leases = [NewLease(run._replace(now=now), owner, ttl) for run in runs]
             grants = self._lease(leases)
@@ -149,7 +149,7 @@ class Leases:
         return await self._database.transact(work)
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Release the leases; the runs can be claimed from `wake_at` on, or at once."""
+        """Release the leases; the runs can be claimed at `wake_at`, or at once."""
 
         async def work(transaction: Transaction) -> None:
             runs = await self._lock_owned(transaction, leases)
@@ -162,7 +162,7 @@ class Leases:
     async def _lock_owned(
         self, transaction: Transaction, leases: Sequence[Lease]
     ) -> dict[str, LockedRun]:
-        """Lock the runs, and return those whose lease is still one of these."""
+        """Lock the runs, and return those whose lease is still current."""
         expected = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
         keys = sorted({key for key, _, _ in expected})
         [locked] = await transaction.run(self._bind(sql.LOCK_LEASED, keys))
@@ -174,7 +174,7 @@ class Leases:
             self._prefix + request.id: request
             for request in sorted(requests, key=lambda request: request.id)
         }
-        # Sent again, a request for a new run would find the run that it created itself.
+        # If sent again, a request for a new run would find the run that it created itself.
         repeatable = all(request.existing for request in requests)
         creations = list(self._create(requested))
         if len(creations) == 1 and creations[0].keys == requested.keys():
@@ -220,7 +220,7 @@ class Leases:
         return grants | self._grants(leases, results[len(writes) :]) if leases else grants
 
     def _create(self, requested: dict[str, LeaseRequest]) -> Iterator[Creation]:
-        """Yield the statements that create runs with their leases, as few as possible."""
+        """Yield as few statements as possible that create runs with their leases."""
         rows = [
             (
                 key,

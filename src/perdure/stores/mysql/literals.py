@@ -1,7 +1,7 @@
-"""Literals: values as they are written in a statement.
+"""Encode values as SQL literals.
 
-The driver escapes bytes with backslashes even if the session's mode treats a backslash as an
-ordinary character, where a quote in them would end the literal. The functions here respect the
+The driver escapes bytes with backslashes even if the session's SQL mode treats a backslash as an
+ordinary character; a quote in the bytes would then end the literal. The functions here respect the
 mode.
 """
 
@@ -18,7 +18,7 @@ NO_BACKSLASH_ESCAPES = 512
 
 
 class Rows:
-    """Rows that are each written by the template `row`, joined by a separator."""
+    """Rows, each formatted by the template `row`, joined by a separator."""
 
     def __init__(
         self, row: bytes, rows: Iterable[Sequence[Value]], separator: bytes = b","
@@ -28,22 +28,22 @@ class Rows:
         self._separator = separator
 
     def encode(self, *, backslashes: bool) -> bytes:
-        """Return the bytes to send; `backslashes` is whether they escape in this session."""
+        """Return the bytes to send; with `backslashes`, a backslash escapes in this session."""
         return self._separator.join([self._row % _literals(row, backslashes) for row in self._rows])
 
 
 class Statement(NamedTuple):
     """A statement or a part of one, and a value for each `%s` in it.
 
-    A list is written as its items joined by commas, a tuple in parentheses as well. A value can be
-    another part of the statement.
+    A list is written as its items joined by commas, a tuple likewise but in parentheses. A value
+    can be another part of the statement.
     """
 
     sql: bytes
     values: Sequence[Value] = ()
 
     def encode(self, *, backslashes: bool) -> bytes:
-        """Return the bytes to send; `backslashes` is whether they escape in this session."""
+        """Return the bytes to send; with `backslashes`, a backslash escapes in this session."""
         return self.sql % _literals(self.values, backslashes)
 
 
@@ -81,5 +81,5 @@ def _datetime(value: datetime) -> bytes:
 
 
 def read_datetime(stored: datetime) -> datetime:
-    """Return a stored time, which is naive and in UTC, as an aware datetime."""
+    """Return a stored time (naive, in UTC) as an aware datetime."""
     return stored.replace(tzinfo=UTC)

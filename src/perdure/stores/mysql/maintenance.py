@@ -1,4 +1,4 @@
-"""Old runs that are pruned, and numbers about the others."""
+"""Prune old runs, and count runs."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -41,7 +41,7 @@ COUNT_DUE = """
     FROM {runs} AS run FORCE INDEX (by_due)
     WHERE run.scheduled = 1 AND run.wake_at <= UTC_TIMESTAMP(6) AND %s GROUP BY name
 """
-# Every run that has an owner is running: the index finds those without reading all the others.
+# Every owned run has the status running, so the index finds owned runs without reading others.
 COUNT_LEASED = """
     SELECT SUBSTRING_INDEX(run.queue, '/', 1) AS name, COUNT(*)
     FROM {runs} AS run FORCE INDEX (by_workflow)
@@ -81,7 +81,7 @@ class Maintenance:
         keys = await find(request, old)
         if request.dry_run or not keys:
             return len(keys)
-        # Runs that are found may be locked, or in use again: they are judged again when locked.
+        # A run that was found may be locked, or in use again, so it is checked again once locked.
         lock = self._statements.bind(LOCK_OLD, [*keys], self._statements.all(old))
 
         async def work(transaction: Transaction) -> int:

@@ -1,4 +1,4 @@
-"""asyncmy connections: the store's own, or those of a pool that was passed in."""
+"""asyncmy connections: the store's own pool, or the user's."""
 
 import asyncio
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from perdure.stores.mysql.errors import driver_errors, load_driver, translate
 from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.validation import check_int
 
-# A connection that was idle for longer may have been dropped by something in between.
+# A connection that was idle for longer may have been dropped by a firewall or proxy.
 _MAX_UNCHECKED_IDLE_SECONDS = 30.0
 _LOCK_WAIT_SECONDS = 10
 
@@ -24,8 +24,8 @@ _SESSION_SETTINGS = (
 class MysqlPool(Pool, Protocol):
     """A pool of asyncmy connections.
 
-    `begin` opens a transaction with the isolation level that the statements are written for.
-    Without `autocommit`, a session may or may not commit a single statement by itself.
+    `begin` opens a transaction with the isolation level that the statements are written for. Unless
+    `autocommit` is set, a session may or may not commit a single statement.
     """
 
     begin: bytes
@@ -95,7 +95,7 @@ class OwnMysqlPool(ConnectionPool):
 
 
 class BorrowedMysqlPool(BorrowedPool):
-    """Connections of an asyncmy pool, whose sessions are left as they are."""
+    """Connections from a user's asyncmy pool, whose session settings are left as they are."""
 
     begin = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;START TRANSACTION"
     autocommit = False
@@ -116,7 +116,7 @@ class BorrowedMysqlPool(BorrowedPool):
         return connection
 
     async def release(self, connection: Any, *, reusable: bool) -> None:
-        """Return the connection to its pool, closed if it is not reusable."""
+        """Return the connection to its pool, or close it if it is not reusable."""
         if not reusable:
             connection.close()
         await super().release(connection, reusable=reusable)

@@ -1,4 +1,4 @@
-"""Conversions of MySQL's rows to the records of the contract, and chunks of rows to write."""
+"""Convert MySQL's rows to records of the contract, and split rows to write into chunks."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from perdure.stores.mysql.literals import read_datetime
 
 R = TypeVar("R", bound=Sequence[Any])
 
-# Larger statements gain no speed and cost memory on both sides.
+# Larger statements are not faster, and cost memory on both sides.
 MAX_STATEMENT_SIZE = 1024 * 1024
 _ROW_OVERHEAD = 1024
 _SIZED = (str, bytes)
@@ -59,7 +59,7 @@ def read_names(array: str | None) -> tuple[str, ...]:
 
 
 def seq_of(message_id: str) -> int | None:
-    """Return the number of a message, or `None` if this is not the id of one."""
+    """Return the number of a message, or `None` if the id is not valid."""
     if not (message_id.isascii() and message_id.isdecimal()):
         return None
     seq = int(message_id)
@@ -67,7 +67,7 @@ def seq_of(message_id: str) -> int | None:
 
 
 def chunks(rows: Iterable[R]) -> list[list[R]]:
-    """Return the rows in lists that each fit in one statement, unless a single row is larger."""
+    """Split the rows into lists that each fit in one statement, unless a single row is larger."""
     lists: list[list[R]] = []
     room = 0
     for row in rows:

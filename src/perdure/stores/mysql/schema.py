@@ -23,7 +23,7 @@ _MAX_TABLE_LENGTH = 64 - len("_documents_migrations")
 _LOCK_SECONDS = 60
 _REST_COLUMNS = {
     **dict.fromkeys(("folded", "snapshot", "status", "wake_at", "awaits", "updated_at"), "{new}"),
-    # A rest that leaves these as they are has NULL, or a negative version.
+    # A rest that leaves these columns unchanged has NULL, or a negative version.
     "version": "IF({new} < 0, {old}, {new})",
     "tags": "COALESCE({new}, {old})",
     "summary": "COALESCE({new}, {old})",
@@ -40,16 +40,16 @@ _CREATE_MIGRATIONS_TABLE = """
 _RECORD_MIGRATION = """
     INSERT INTO {migrations} (version, name, applied_at) VALUES (%s, %s, UTC_TIMESTAMP(6))
 """
-# A table is altered by one statement: if one of the columns exists, all of the others do.
+# A table is altered by a single statement: if one of the columns exists, so do the others.
 _ALTERED = {"0004_headers": "SELECT lane FROM {runs} LIMIT 0"}
-# Of many processes that start together, one creates the tables and the others wait. A transaction
-# would not do: it ends with the first CREATE TABLE.
+# If many processes start together, one creates the tables and the others wait. A transaction cannot
+# ensure this, because it ends with the first CREATE TABLE.
 _LOCK = "SELECT GET_LOCK(%s, %s)"
 _UNLOCK = "SELECT RELEASE_LOCK(%s)"
 
 
 class Dialect(NamedTuple):
-    """What differs between the servers.
+    """The differences between MySQL and MariaDB.
 
     `new_value` is how an upsert refers to a column of the new row, and `new_row` the alias that
     this requires.
@@ -98,7 +98,7 @@ class Schema:
     """The tables as the migrations in one folder create them.
 
     Creating or altering a table cannot be rolled back: after a crash, a migration is applied again,
-    and must do no harm then. Each is one statement.
+    so it must be repeatable. Each is one statement.
     """
 
     def __init__(self, tables: Tables, dialect: Dialect, folder: str = "migrations") -> None:
@@ -116,7 +116,7 @@ class Schema:
         return whole_script(self._migrations, create, record, fill)
 
     async def set_up(self, database: Database) -> None:
-        """Apply the migrations that are missing; concurrent callers are safe."""
+        """Apply the missing migrations; safe to call concurrently."""
         if await database.transact(self._pending):
             await database.transact(self._migrate)
 
@@ -146,7 +146,7 @@ class Schema:
         await transaction.alone(record)
 
     async def _was_applied(self, transaction: Transaction, migration: Migration) -> bool:
-        """Return whether a table was altered already, but the process crashed before it said so."""
+        """Return whether a process applied the migration, but crashed before recording it."""
         probe = _ALTERED.get(migration.name)
         try:
             if probe is not None:
@@ -181,4 +181,4 @@ def dialect_of(version: str) -> Dialect:
             return Dialect("utf8mb4_nopad_bin", skip_locked="")
     elif numbers >= (8, 0, 19):
         return Dialect("utf8mb4_0900_bin", new_value="new.{}", new_row="AS new")
-    raise StoreError(f"{version} is too old: MySQL 8.0.19 or MariaDB 10.3 is needed, or newer")
+    raise StoreError(f"{version} is too old: MySQL 8.0.19 or MariaDB 10.3 or newer is required")

@@ -1,4 +1,4 @@
-"""Searches, summaries and counts of runs: their headers, and never their snapshots."""
+"""Search, summarize and count runs by their headers, without reading snapshots."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,12 +14,12 @@ from perdure.stores.mysql.rows import read_names
 from perdure.stores.mysql.statements import Conditions, Statements
 from perdure.stores.mysql.walks import HEADER, IN_GROUP, Group, Walk, add_listed
 
-# As many runs are read by their ids, and sorted, rather than found by a walk.
+# Up to this many runs are read by id and sorted, rather than found by walking an index.
 _SELECTIVE = 1_000
-# How many runs each attempt to fill a page examines, if a page needs no more: most pages are full
-# long before all runs that may be examined were.
+# How many runs each attempt to fill a page examines; 0 stands for the size of the page. Most pages
+# are full long before the maximum is reached.
 _ATTEMPTS = (0, 2_000, EXAMINED)
-# With more groups, a walk along all runs costs less than one along each of the groups.
+# With more groups, a walk along all runs is cheaper than one along each group.
 _MAX_GROUPS = 200
 
 COUNT_IDS = """
@@ -27,7 +27,7 @@ COUNT_IDS = """
         SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id >= %s AND id < %s LIMIT %s
     ) AS few
 """
-# A loose index scan: one seek for each group, however many runs it has.
+# A loose index scan: one seek per group, however many runs it has.
 GROUPS = """
     SELECT workflow, status FROM {runs} FORCE INDEX (by_workflow) WHERE %s GROUP BY workflow, status
 """
@@ -81,7 +81,7 @@ class Searches:
         return [found.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
-        """Count the runs of each group; the effort does not depend on how many there are."""
+        """Count the runs of each group, up to `cap`, along an index."""
         groups = await self.groups(query.workflows, query.statuses)
         counts: list[Count] = []
         for start in range(0, len(groups), _MAX_GROUPS):
@@ -89,7 +89,7 @@ class Searches:
         return counts
 
     async def groups(self, workflows: Sequence[str], statuses: Sequence[RunStatus]) -> list[Group]:
-        """Return the groups that have runs of these workflows and statuses; none stands for all."""
+        """Return the groups that have runs of these workflows and statuses; empty means all."""
         conditions = Conditions()
         if workflows:
             conditions.add(_OF_WORKFLOWS, [*workflows])
@@ -118,14 +118,14 @@ class Searches:
     async def _find(self, statement: Statement) -> Found:
         runs: list[RunSummary] = []
         for time, key, is_last, *columns in (await self._database.run_alone(statement)).rows:
-            # Beyond the last place of one group, the other groups are not complete.
+            # Beyond the last place of any one group, the results are incomplete.
             if is_last:
                 return Found(runs, Position(read_datetime(time), self._id(key)))
             runs.append(self._summary(key, *columns))
         return Found(runs)
 
     def _summary(self, key: str, *columns: Any) -> RunSummary:
-        """Return the summary in the columns of `HEADER` and, if there is one more, a revision."""
+        """Return the summary of a run from the columns of `HEADER` and an optional revision."""
         updated_at, status, workflow, owner, version, queue, tags, summary, *others = columns
         created_at, wake_at, awaits, takeovers, *revision = others
         return RunSummary(
@@ -157,7 +157,7 @@ def _time(stored: datetime | None) -> datetime | None:
 def _along(
     walk: Walk, query: Query, groups: Sequence[Group], limit: int, examined: int
 ) -> Statement:
-    """Return the search along an index that examines so many runs, or enough for a page."""
+    """Return the statement of a search along an index that examines up to `examined` runs."""
     walks = len(groups) if 0 < len(groups) <= _MAX_GROUPS else 1
     examined = min(max(examined // walks, 2 * limit), EXAMINED // walks)
     if query.tags:

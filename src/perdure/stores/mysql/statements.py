@@ -1,10 +1,10 @@
 """The statements of the MySQL store.
 
-A transaction that writes runs first locks their rows, in the order of their ids. Python decides by
-what the rows contain, and writes while they are still locked: at READ COMMITTED, the statements
-after the lock see everything that was committed before it. `FORCE INDEX` prevents the scan of a
-small table, which would lock rows of other runs out of order: a deadlock with a statement that
-locks them in order.
+A transaction that writes runs first locks their rows, in the order of their ids. Python decides
+what to write from the contents of the rows, and writes while they are still locked: at READ
+COMMITTED, the statements after the lock see everything that was committed before it. `FORCE INDEX`
+prevents a full scan of a small table, which would lock rows of other runs out of order and deadlock
+with a statement that locks them in order.
 
 Columns: `consumed` marks messages that are kept only for their `dedup` digest, `folded` is the
 number of the last entry that the snapshot contains.
@@ -21,7 +21,7 @@ LOAD = """
     SELECT epoch, n, data FROM {journal} WHERE run = %s
 """
 
-# Not LIKE: with an index, MariaDB's LIKE misses ids whose next character is beyond U+FFFF.
+# Not LIKE: using an index, MariaDB's LIKE misses ids whose next character is above U+FFFF.
 WITH_PREFIX = "LEFT(id, %s) = %s"
 
 LOCK = """
@@ -39,8 +39,8 @@ LOCK_REQUESTED = """
     ), queue, version, messages
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
-# The reply to an INSERT contains the argument of LAST_INSERT_ID: it returns the epoch, and with it
-# the time, without another statement.
+# The reply to an INSERT contains the argument of LAST_INSERT_ID. This returns the epoch, and with
+# it the time, without another statement.
 CREATE_LEASED = """
     INSERT INTO {runs} (
         id, snapshot, workflow, owner, wake_at, version, tags, summary,
@@ -53,8 +53,8 @@ CREATE_LEASED_ROW = b"""(
     LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
 )"""
 
-# A run that exists is locked by the update, which changes nothing. INSERT IGNORE would lock it for
-# reading only: a deadlock between two transactions that then write it.
+# An existing run is locked by the update, which changes nothing. INSERT IGNORE would take only a
+# shared lock, and two transactions that then write the row would deadlock.
 INSERT_OR_LOCK = """
     INSERT INTO {runs} (id, snapshot, created_at, epoch) VALUES (%s, '', UTC_TIMESTAMP(6), -1)
     ON DUPLICATE KEY UPDATE epoch = epoch
@@ -93,9 +93,9 @@ INSERT_ENTRIES = """
     ON DUPLICATE KEY UPDATE n = n
 """
 FIND_ENTRY = "SELECT run, epoch, n FROM {journal} WHERE run = %s AND epoch = %s AND n = %s"
-# It finds nothing if the tags change, which takes more statements. The next two statements do
-# nothing if this one did not find the run. It always changes a column, so that its count is 1 if it
-# found the run, whatever flags the connection has.
+# Matches nothing if the tags change, which takes more statements. The next two statements do
+# nothing if this one matched no run. It always changes a column, so that the count is 1 if it
+# matched, whatever flags the connection has.
 REST_ONE = """
     UPDATE {runs} SET
         snapshot = %s, status = %s, wake_at = %s, awaits = %s, updated_at = UTC_TIMESTAMP(6),
@@ -103,7 +103,7 @@ REST_ONE = """
         summary = COALESCE(%s, summary)
     WHERE id = %s AND epoch = %s AND owner IS NOT NULL AND (%s OR COALESCE(tags, '[]') = %s)
 """
-# Entries of a later owner are kept: if REST_ONE found nothing, the row is not locked.
+# Keeps the entries of a later owner: if REST_ONE matched nothing, the row is not locked.
 DELETE_FOLDED = """
     DELETE FROM {journal}
     WHERE run = %s AND epoch <= %s AND (epoch < %s OR n <= %s) AND EXISTS (
@@ -118,9 +118,10 @@ WAKE_IF_MESSAGE = """
             WHERE message.run = %s AND message.consumed = 0 AND message.name IN (%s)
         )
 """
-# Only for a run without messages and tags, as most are: each message would be joined with each
-# entry. The order of the joins locks the run before the others are read, and a sender of a message
-# locks it too. For many runs at once this would take twice as long as one statement per table.
+# Only for a run without messages and tags, which is the usual case: each message would be joined
+# with each entry. The join order locks the run before the other rows are read, and senders of
+# messages lock the run too. For many runs at once, this would take twice as long as one statement
+# per table.
 DELETE_ONE = """
     DELETE run, entry FROM {runs} AS run
     LEFT JOIN {inbox} AS message ON message.run = run.id
@@ -129,7 +130,7 @@ DELETE_ONE = """
         AND COALESCE(run.tags, '[]') = '[]'
 """
 
-# The rows exist and are locked: an upsert is the way to write many updates in one statement.
+# The rows exist and are locked. An upsert is how many updates fit in one statement.
 REST = """
     INSERT INTO {runs} (
         id, epoch, folded, snapshot, status, wake_at, awaits, updated_at, version, tags, summary
@@ -140,8 +141,8 @@ REST = """
 FENCE = "SELECT epoch = %s AND owner IS NOT NULL FROM {runs} WHERE id = %s"
 FENCE_LOCKED = FENCE + " FOR UPDATE"
 
-# MariaDB scans a primary key that it is forced to use if it needs no other column: hence the second
-# condition here and in CONSUME, which is true for all of these rows.
+# MariaDB scans a whole primary key that it is forced to use, unless it needs another column. Hence
+# the second condition here and in CONSUME, which is true for all of these rows.
 DELETE_RUNS = """
     DELETE run FROM {runs} AS run FORCE INDEX (PRIMARY) WHERE run.id IN (%s) AND run.folded >= -1
 """
@@ -188,7 +189,7 @@ MESSAGES_TO_CONSUME = """
     WHERE seq IN (%s) AND run IN (%s) AND consumed = 0
 """
 RUNS_WITH_MESSAGES = "SELECT DISTINCT run FROM {inbox} WHERE run IN (%s) AND consumed = 0"
-# Processes of an older version, if there still are any, do not count.
+# Processes of an older version, if any are still running, do not count messages.
 COUNT_CONSUMED = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET messages = GREATEST(messages - %s, 0) WHERE id IN (%s)
 """
@@ -217,11 +218,11 @@ class Statements:
         return Statement(sql, values)
 
     def all(self, conditions: "Conditions") -> Statement:
-        """Return a part of a statement: the condition that all of these are true."""
+        """Return the conjunction of the conditions, as part of a statement."""
         return self.bind(" AND ".join(conditions.templates) or "TRUE", *conditions.values)
 
     def union(self, template: str, rows: Sequence[Sequence[Value]]) -> Statement:
-        """Return a statement for the rows of several selects, each with values of its own."""
+        """Return the UNION of several selects, each with its own values."""
         return Statement(b"%s", [Rows(self.bind(template).sql, rows, b" UNION ALL ")])
 
 
@@ -238,12 +239,12 @@ class Conditions:
         self.values += values
 
     def copy(self) -> "Conditions":
-        """Return conditions to which others can be added."""
+        """Return a copy, to which more conditions can be added."""
         conditions = Conditions()
         conditions.templates, conditions.values = [*self.templates], [*self.values]
         return conditions
 
     def add_prefix(self, prefix: str) -> None:
-        """Add the condition that the stored id begins with `prefix`, unless that is empty."""
+        """Add the condition that the stored id begins with `prefix`, unless the prefix is empty."""
         if prefix:
             self.add(WITH_PREFIX, len(prefix), prefix)

@@ -1,4 +1,4 @@
-"""The MySQL store: what MySQL does for each verb of the contract."""
+"""The MySQL store: the implementation of each method of the contract."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ from perdure.validation import check_prefix
 logger = logging.getLogger(__name__)
 
 _MAX_KEY_LENGTH = 760
-# A statement's size besides its one large value.
+# The size of a statement without its one large value.
 _PACKET_OVERHEAD = 16 * 1024
 
 SERVER_SETTINGS = Statement(
@@ -81,7 +81,7 @@ class MysqlBackend:
 
     @property
     def max_value_size(self) -> int:
-        """The largest value that fits in a packet to the server, known once it is open."""
+        """The largest value that fits in a packet to the server; known once the store is open."""
         return self._database.max_packet_size - _PACKET_OVERHEAD
 
     async def open(self) -> None:
@@ -120,7 +120,7 @@ class MysqlBackend:
         self._database.pool.forget_loop()
 
     async def close(self) -> None:
-        """Close the connections that were opened here."""
+        """Close the connections that the store opened."""
         await self._database.pool.close()
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
@@ -174,7 +174,7 @@ class MysqlBackend:
         key = self._key(id)
 
         async def work(transaction: Transaction) -> bool:
-            # Only what belonged to the run: another one with the same id may be created at any
+            # Only what belonged to this run: another one with the same id may be created at any
             # time, but not before this transaction ends.
             delete, *others = self._delete_runs([key])
             [deleted] = await transaction.run(delete)
@@ -195,8 +195,8 @@ class MysqlBackend:
         self._key(id)
         transaction = await self._database.open()
         try:
-            # The row is not locked while `work` runs: renewing the lease would wait for it, and so
-            # would all leases that are renewed together with it. The write is fenced again.
+            # The row is not locked while `work` runs: renewing the lease would have to wait, and so
+            # would all leases that are renewed with it. The write is fenced again.
             with self._database.translate_errors():
                 verdict = await self._writer.fence(transaction, id, epoch)
             if verdict is not Verdict.ACCEPTED:
@@ -216,7 +216,7 @@ class MysqlBackend:
         return await self._leases.acquire(requests)
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
-        """Read who has the leases in one statement."""
+        """Read the owners in one statement."""
         return await self._leases.owners(ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
@@ -257,13 +257,13 @@ class MysqlBackend:
         return await self._leases.due.queues(now, limit, low, high)
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
-        """Insert the messages in one transaction, which wakes the runs that await them."""
+        """Insert the messages and wake the runs that await them, in one transaction."""
         for message in messages:
             self._key(message.to)
         return await self._inboxes.send(messages)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
-        """Return the run's messages that were not consumed."""
+        """Return the run's unconsumed messages."""
         self._key(id)
         return await self._inboxes.read(id, after, limit)
 

@@ -8,7 +8,7 @@ from perdure.stores.mysql.rows import chunks
 from perdure.stores.mysql.statements import Statements
 
 # A process of an older version may have deleted a run without its tags. Searches compare the times
-# of creation, which show that such a row does not belong to a later run.
+# of creation, so such a row is not taken for a tag of a later run.
 _INSERT = """
     INSERT INTO {tags} (run, tag, created_at)
     SELECT STRAIGHT_JOIN new.run, new.tag, run.created_at
@@ -20,7 +20,7 @@ _INSERT_ROW = b" UNION ALL SELECT %s, %s"
 DELETE_TAGS = """
     DELETE tagged FROM {tags} AS tagged FORCE INDEX (PRIMARY) WHERE tagged.run IN (%s)
 """
-# A run that was created before there were tags is found as if it was created when it got its first.
+# A run from before tags existed is found as if it was created when it got its first tag.
 SET_CREATED = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET created_at = COALESCE(created_at, updated_at)
     WHERE id IN (%s)
@@ -28,12 +28,12 @@ SET_CREATED = """
 
 
 def tag_digest(tag: str) -> bytes:
-    """Return what is stored of a tag."""
+    """Return the digest of a tag, which is what is stored."""
     return blake2b(tag.encode(), digest_size=16).digest()
 
 
 def add_tags(statements: Statements, tags: Mapping[str, Sequence[str]]) -> Iterator[Statement]:
-    """Yield the statements that add the tags of runs, by their stored ids, that have none."""
+    """Yield the statements that add tags to runs without any, by their stored ids."""
     rows = [(key, tag_digest(tag)) for key in tags for tag in tags[key]]
     for first, *others in chunks(rows):
         yield statements.bind(_INSERT, *first, Rows(_INSERT_ROW, others, b""))

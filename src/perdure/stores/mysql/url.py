@@ -1,4 +1,4 @@
-"""`mysql://` URLs, and the connection options they stand for."""
+"""Parse `mysql://` URLs into connection options."""
 
 from collections.abc import Mapping
 from ssl import SSLContext
@@ -37,7 +37,7 @@ def connect_options(url: object, ssl: object = None) -> dict[str, Any]:
 
 
 def host_and_database(options: Mapping[str, Any]) -> str:
-    """Return the host and database for messages, without user and password."""
+    """Return the host and database for use in messages, without user and password."""
     host = options.get("unix_socket") or f"{options['host']}:{options['port']}"
     return f"{host}/{options['database']}"
 

@@ -1,7 +1,7 @@
 """The SQL of a search: bounded walks along indexes, in the order of the search.
 
-A walk finds places in that order (a time and an id) whose runs match. The last place that it
-examines is part of the result as well, because it says how far the walk has come.
+A walk finds the places (a time and an id) of matching runs in that order. The result also includes
+the last place that it examined, which shows how far the walk came.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,9 @@ BY_UPDATE = """
     FROM {runs} AS run FORCE INDEX (by_update)
     WHERE %s ORDER BY run.updated_at {order}, run.id {order} LIMIT %s, %s
 """
-# Every index of InnoDB ends with the id, and is read in that order. The server does not know it of
-# one that would be too long with the id: with the id in the ORDER BY, it would sort all the runs.
+# Every InnoDB index ends with the id, and is read in that order. The server does not know this for
+# an index that would be too long with the id: with the id in the ORDER BY, it would sort all the
+# runs.
 BY_WORKFLOW = """
     SELECT run.updated_at AS time, run.id AS id, %s AS matches
     FROM {runs} AS run FORCE INDEX (by_workflow)
@@ -40,7 +41,7 @@ BY_TAG = """
     WHERE %s ORDER BY tagged.created_at {order}, tagged.run {order} LIMIT %s, %s
 """
 
-# Reading the last place by itself is cheaper than numbering the places.
+# Reading the last place separately is cheaper than numbering the places.
 _PLACES = """
     (
         SELECT walked.time, walked.id, 0 AS is_last FROM (%s) AS walked
@@ -80,7 +81,7 @@ WITH_OTHER_TAG = """
 
 
 class Group(NamedTuple):
-    """The runs of one workflow with one status, a range of an index."""
+    """The runs of one workflow with one status: a range of an index."""
 
     workflow: str | None
     status: RunStatus
@@ -112,7 +113,7 @@ class Walk:
         return self._search(BY_UPDATE, matches, [self._bounds()], limit, examined)
 
     def by_group(self, groups: Sequence[Group], limit: int, examined: int) -> Statement:
-        """Return a search along the runs of each group, of which so many are examined."""
+        """Return a search along the runs of each group, examining up to `examined` of each."""
         bounds = [self._bounds() for _ in groups]
         for conditions, group in zip(bounds, groups, strict=True):
             conditions.add(IN_GROUP, *group)

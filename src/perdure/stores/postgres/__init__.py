@@ -29,13 +29,13 @@ def postgres(
     clock: Clock = SystemClock(),
     max_value_size: int = MAX_VALUE_SIZE,
 ) -> PostgresStore:
-    """Return a store in a PostgreSQL database; its tables are created when it is first used.
+    """Return a store in a PostgreSQL database; its tables are created on first use.
 
     `table` may include a schema (`"billing.runs"`) and may be awaitly's own table. `pool` is an
     asyncpg pool, `engine` SQLAlchemy's `AsyncEngine` on `postgresql+asyncpg`; passed instead of a
     URL, the store uses its connections and never closes it. Behind a pooler in transaction mode,
     such as PgBouncer, pass `prepared_statements=False`; the store then sends no notifications.
-    `connect_timeout` is how long to retry while the server is unavailable, `timeout` how long a
+    `connect_timeout` is how long to retry while the server is unavailable, and `timeout` how long a
     statement may take.
 
         store = postgres("postgresql://localhost/mydb", prefix="orders:")

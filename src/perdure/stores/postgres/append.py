@@ -1,4 +1,4 @@
-"""Writes of journal entries and rests: the statement for each batch, and its verdicts."""
+"""Write journal entries and rests: the statement for each batch, and its verdicts."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,13 +9,12 @@ from perdure.stores.postgres.batch import JOURNAL_ONLY, Batch, Needs, rest_colum
 from perdure.stores.postgres.errors import DuplicateRow
 from perdure.stores.postgres.statements import Statements
 
-# The statements for most batches write every entry that passes the fence and return how many. If
-# any did not pass, the statement of `_write_statement` finds out why. A run whose fence refuses the
-# entry is not locked. If another owner commits while this waits for the row, PostgreSQL evaluates
-# the condition again on the new row. An epoch is open while its run has an owner: a rest and a
-# release end both.
-# The bare INSERT fails on an entry that exists, which happens only if it is sent again. ON CONFLICT
-# would make every batch a quarter slower.
+# The statements for most batches write every entry that passes the fence, and return how many did.
+# If any did not pass, the statement of `_write_statement` finds out why. A run whose fence refuses
+# the entry is not locked. If another owner commits while this statement waits for the row,
+# PostgreSQL evaluates the condition again on the new row. An epoch is open while its run has an
+# owner: a rest and a release end both. The plain INSERT fails on an existing entry, which happens
+# only if it is sent again. ON CONFLICT would make every batch a quarter slower.
 APPEND_ONE = """
     INSERT INTO {journal} (run, epoch, n, data)
     SELECT $1, $2, $3, $4 FROM (
@@ -27,7 +26,7 @@ APPEND_ONE = """
 """
 
 # The record of a wait that received a message. The message is removed only if the run passed the
-# fence. What was removed is counted, because an id that is not in the inbox is ignored.
+# fence. Removed messages are counted, because an id that is not in the inbox is ignored.
 CONSUME_ONE = """
     WITH locked AS MATERIALIZED (
         SELECT id FROM {runs} AS run
@@ -67,7 +66,7 @@ APPEND = """
     SELECT count(*) FROM written
 """
 
-# The deletions depend on the rows that the fenced statement returns: by themselves they would see
+# The deletions depend on the rows that the fenced statement returns: on their own they would see
 # the fence as it was before another owner took over. A rest that changes the run's tags, and the
 # deletion of a run that has any, are left to the statement of `_write_statement`.
 REST_ONE = """
@@ -240,13 +239,13 @@ _VERDICTS = """
 
 
 class Fetch(Protocol):
-    """Runs one statement, in a transaction of its own or in one that is open."""
+    """Runs one statement, in its own transaction or in an open one."""
 
     async def __call__(self, statement: str, /, *values: object) -> Sequence[Any]: ...
 
 
 class Writer:
-    """Writes entries, those of one call in one statement."""
+    """Writes entries; those of one call are written in one statement."""
 
     def __init__(self, fetch: Fetch, statements: Statements, prefix: str) -> None:
         self._fetch = fetch
@@ -263,7 +262,7 @@ class Writer:
         return await self._write_batch(batch)
 
     async def _write_one(self, entry: Entry) -> bool:
-        """Write one entry in the fastest way; return `False` if it takes another to judge it."""
+        """Write one entry in the fastest way; return `False` if a general statement is needed."""
         if (choice := _statement_for_one(entry)) is None:
             return False
         template, values = choice
@@ -276,7 +275,7 @@ class Writer:
         return bool(rows)
 
     async def _append(self, batch: Batch) -> bool:
-        """Write journal entries; return `False` if some were refused or existed already."""
+        """Write journal entries; return `False` if some were refused or already existed."""
         try:
             [(count,)] = await self._fetch(self._statements.sql(APPEND), *batch.columns())
         except DuplicateRow:
@@ -321,7 +320,7 @@ def _write_statement(needs: Needs) -> str:
 
 
 def _statement_for_one(entry: Entry) -> tuple[str, Sequence[object]] | None:
-    """Return the statement that writes only this entry and its values, if there is one."""
+    """Return the special statement for this entry and its values, if there is one."""
     if entry.consumes:
         seqs = sequence_numbers(entry)
         if entry.rest is not None or len(seqs) != 1:

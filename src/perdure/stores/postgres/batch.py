@@ -21,7 +21,7 @@ JOURNAL_ONLY = Needs(journal=True, rests=False, tags=False, deletes=False, consu
 
 
 class Batch:
-    """The entries of one call as columns, ordered by id so that every batch locks in that order.
+    """The entries of one call as columns, ordered by id so that all batches lock in the same order.
 
     Entries before a rest of their run are not written: the rest contains them, and they share its
     verdict. Entries after a rest, or before one that is refused, are left to another statement.
@@ -54,12 +54,12 @@ class Batch:
         return [list(column) for column in zip(*rests, strict=True)]
 
     def consume_columns(self) -> list[list[Any]]:
-        """Return which entry consumes which messages."""
+        """Return the columns of consumed messages."""
         consumes = list(self._consumes())
         return [[position for position, _ in consumes], [seq for _, seq in consumes]]
 
     def verdicts(self, row: Any) -> list[Verdict | None]:
-        """Return a verdict on each entry; `None` if it takes another statement to judge it."""
+        """Return a verdict on each entry; `None` if it needs another statement."""
         accepted, fenced = row
         verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self.entries)
         for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
@@ -80,9 +80,9 @@ class Batch:
 
 
 def _deciding_entries(entries: Sequence[Entry]) -> list[int] | None:
-    """Return for each entry the index of the one that decides it: its run's first rest, or itself.
+    """Return the index of the deciding entry for each: its run's first rest, or itself.
 
-    `None` means that there is no rest, so that each entry decides for itself.
+    `None` means that there is no rest, so each entry decides for itself.
     """
     rests: dict[tuple[str, int], int] = {}
     for index, entry in enumerate(entries):
@@ -106,7 +106,7 @@ def _needs_of(entries: Sequence[Entry]) -> Needs:
 
 
 def sequence_numbers(entry: Entry) -> list[int]:
-    """Return which messages an entry consumes; an id of another form is not in the inbox."""
+    """Return the numbers of the messages that an entry consumes; invalid ids are ignored."""
     return [int(id) for id in entry.consumes if id.isdecimal()]
 
 
@@ -117,7 +117,7 @@ def _columns_of(rest: Rest | None) -> tuple[object, ...]:
 
 
 def rest_columns(rest: Rest) -> tuple[object, ...]:
-    """Return the columns of a run that a rest replaces; those that are `None` stay unchanged."""
+    """Return the columns of a run that a rest replaces; `None` leaves a column unchanged."""
     tags = None if rest.tags is None else as_json(rest.tags)
     awaits = as_json(rest.awaits)
     return rest.status, rest.wake_at, awaits, rest.version, tags, rest.summary

@@ -1,4 +1,4 @@
-"""Statements, alone or several in a transaction, with the driver's errors translated."""
+"""Run single statements or transactions, translating the driver's errors."""
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
@@ -20,11 +20,11 @@ _MAX_LOSSES = 2
 
 
 class Database:
-    """Runs statements, each in a transaction of its own.
+    """Runs statements, each in its own transaction.
 
-    A statement that conflicts with another one (a deadlock) is sent again. One whose connection was
-    lost is sent again on a new connection if it is `repeatable`, which means that doing it twice
-    has the same effect as doing it once.
+    After a conflict with another statement (a deadlock), a statement is sent again. If the
+    connection is lost, it is sent again on a new connection if it is `repeatable`: running it twice
+    has the same effect as running it once.
     """
 
     def __init__(self, pool: PostgresPool, *, table: str, prepared: bool, timeout: float) -> None:
@@ -103,7 +103,7 @@ class Database:
 
     @contextmanager
     def translate_errors(self) -> Generator[None]:
-        """Translate the driver's errors in this block."""
+        """Translate the driver's errors raised in this block."""
         try:
             yield
         except self._errors as error:
@@ -114,7 +114,7 @@ class Database:
 
 
 def _is_loss(connection: Any, error: BaseException) -> bool:
-    # Over a lost connection, the user's code may raise anything.
+    # After a lost connection, the user's code may raise anything.
     is_new = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
     return is_new and bool(connection.is_closed())
 

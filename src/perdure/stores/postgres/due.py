@@ -1,4 +1,4 @@
-"""Due runs: by queue and workflow, earliest first, each a range of the due index."""
+"""Find due runs, earliest first: each queue and workflow is a range of the due index."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ _IN_RANGE = """
         AND run.version >= range.first AND run.version <= range.last
 """
 
-# SKIP LOCKED never waits: the order of the locks does not matter.
+# SKIP LOCKED never waits, so the order of the locks does not matter.
 _LOCKED_IN_RANGE = compose(
     """
     CROSS JOIN LATERAL (
@@ -56,8 +56,8 @@ CLAIM_ONE = compose(
     leased=_LEASED,
 )
 
-# The earliest runs of all ranges decide how many to lock in each. Locking the limit in each range
-# would hide runs from other claimants that this claim then leaves.
+# The earliest runs over all ranges decide how many to lock in each. Locking up to the limit in
+# every range would hide runs from other claimants that this claim then does not take.
 CLAIM = compose(
     """
     WITH ranges AS MATERIALIZED (
@@ -108,7 +108,7 @@ DUE = compose(
     in_range=_IN_RANGE,
 )
 
-# A loose index scan: one lookup for each workflow of each queue.
+# A loose index scan: one lookup per workflow and queue.
 WORKFLOWS_OF_QUEUES = """
     WITH RECURSIVE pair (queue, workflow) AS (
         SELECT asked.queue, first.workflow FROM unnest((SELECT $1::text[])) AS asked (queue)
@@ -144,8 +144,8 @@ _PAIR = """
     LIMIT 1
 """
 
-# A loose index scan that stops at the limit: two lookups for each workflow of each queue, since a
-# queue is due if one of its workflows is.
+# A loose index scan that stops at the limit: two lookups per workflow and queue, since a queue is
+# due if one of its workflows is.
 QUEUES = compose(
     """
     WITH RECURSIVE pair AS (
@@ -164,9 +164,9 @@ QUEUES = compose(
 
 
 class DueRange(NamedTuple):
-    """A range of the due index, and how many runs to take from it at most.
+    """A range of the due index, and the maximum number of runs to take from it.
 
-    The workflow is empty for runs without one.
+    The workflow is empty for runs without a workflow.
     """
 
     queue: str
@@ -177,7 +177,7 @@ class DueRange(NamedTuple):
 
 
 def ranges_of(drives: Sequence[Drivable], queues: Mapping[str, int]) -> list[DueRange]:
-    """Return the ranges that have the runs of these queues that a worker can drive."""
+    """Return the ranges of the runs in these queues that a worker can drive."""
     versions: dict[str, list[tuple[int, int]]] = {}
     for drivable in drives:
         first, last = max(drivable.first, 0), min(drivable.last, _NEWEST_VERSION)
@@ -192,7 +192,7 @@ def ranges_of(drives: Sequence[Drivable], queues: Mapping[str, int]) -> list[Due
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges without overlaps: a run in two of them would be granted twice."""
+    """Merge overlapping ranges: a run in two of them would be granted twice."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(range for range in ranges if range[0] <= range[1]):
         if joined and first <= joined[-1][1] + 1:
@@ -203,7 +203,7 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def every_range(pairs: Sequence[tuple[str, str]], queues: Mapping[str, int]) -> list[DueRange]:
-    """Return the ranges that have all runs of these pairs of queue and workflow."""
+    """Return the ranges of all runs of these pairs of queue and workflow."""
     return [
         DueRange(queue, workflow, 0, _NEWEST_VERSION, queues[queue]) for queue, workflow in pairs
     ]

@@ -1,4 +1,4 @@
-"""The errors of PostgreSQL, PgBouncer and asyncpg, translated to perdure's."""
+"""Translate the errors of PostgreSQL, PgBouncer and asyncpg."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _CONFLICT = {
 }
 _NO_PREPARED_STATEMENTS = {
     "26000",  # the prepared statement does not exist
-    "42P05",  # the prepared statement exists already
+    "42P05",  # the prepared statement already exists
     "08P01",  # PgBouncer: unsupported startup parameter
 }
 _UNSTORABLE = {
@@ -31,7 +31,7 @@ _DUPLICATE = "23505"
 
 
 class DuplicateRow(StoreError):
-    """A row with this key exists already."""
+    """A row with this key already exists."""
 
 
 def load_driver() -> Any:
@@ -56,7 +56,7 @@ def driver_errors() -> tuple[type[BaseException], ...]:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Return whether the server currently cannot be reached, rather than refuses the request."""
+    """Return whether the server is currently unreachable, rather than rejecting the request."""
     code = _code(error)
     if not code:
         return isinstance(error, OSError | TimeoutError) or _is_closed_connection(error)
@@ -98,8 +98,8 @@ def _code(error: BaseException) -> str:
 
 def _is_closed_connection(error: BaseException) -> bool:
     # The client's own errors have no code: only their class and message distinguish a lost
-    # connection from a wrong call. InternalClientError is raised when a dying server has just
-    # said so.
+    # connection from a wrong call. InternalClientError is raised right after a server announced
+    # that it is shutting down.
     name = type(error).__name__
     return name == "InternalClientError" or (name == "InterfaceError" and "closed" in str(error))
 

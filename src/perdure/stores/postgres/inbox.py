@@ -1,4 +1,4 @@
-"""Inboxes: messages of one call in one statement, and the receipts for them."""
+"""Send and read messages; the messages of one call are written in one statement."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -21,8 +21,8 @@ INBOX = """
     LIMIT $3
 """
 
-# Messages are numbered under the lock of their run: a reader of one has read all before it.
-# `messages` is how many the inbox had before this statement.
+# Messages are numbered while their run is locked, so a reader never sees a message before all
+# earlier ones. `messages` is how many the inbox had before this statement.
 SEND_ONE = """
     WITH target AS MATERIALIZED (
         SELECT id, first_epoch, messages,
@@ -130,7 +130,7 @@ class Inboxes:
         return _receipts(messages, originals, found)
 
     async def _insert(self, rows: Sequence[_Row]) -> Sequence[Any]:
-        # Repeated after a lost reply, a message without a dedup id would be there twice.
+        # If repeated after a lost reply, a message without a dedup id would be there twice.
         repeatable = all(row.dedup is not None for row in rows)
         if len(rows) == 1:
             statement = self._statements.sql(SEND_ONE)
@@ -155,7 +155,7 @@ class Inboxes:
 def _receipts(
     messages: Sequence[NewMessage], originals: Sequence[int], outcomes: dict[int, _Outcome]
 ) -> list[Receipt]:
-    """Return a receipt for each message; those of one run count up in the order of the call."""
+    """Return a receipt for each message; counts of one run increase in the call's order."""
     sent: dict[str, int] = {}
     receipts: list[Receipt] = []
     for index, (message, original) in enumerate(zip(messages, originals, strict=True)):

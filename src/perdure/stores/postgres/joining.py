@@ -1,4 +1,4 @@
-"""Statements in a transaction of the caller, on the caller's own asyncpg connection."""
+"""Run statements in the caller's transaction, on the caller's own asyncpg connection."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ WHERE = "SELECT current_database()::text, to_regclass($1)::oid::bigint"
 
 
 class Place(NamedTuple):
-    """Where a table is: the name of its database, and its number there; `None` if it is not."""
+    """The location of a table: the name of its database, and its number, if it exists."""
 
     database: str
     table: int | None
@@ -26,8 +26,8 @@ async def join(connection: Any, database: Database, table: str, place: Place) ->
     if not connection.is_in_transaction():
         raise no_transaction(connection)
     transaction = database.joined(connection)
-    # A statement for a table that is not there would abort the transaction; one in a schema of the
-    # same name would create a run that no worker finds.
+    # A statement for a missing table would abort the transaction; a table of the same name in
+    # another schema would get a run that no worker finds.
     [where] = await transaction.fetch(WHERE, table)
     if Place(*where) != place:
         expected = f"a connection to database {place.database!r}, in which {table} is that table"

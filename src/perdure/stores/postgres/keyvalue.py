@@ -63,7 +63,7 @@ REMOVE = """
     RETURNING key
 """
 
-# The collation is that of the index, except in awaitly's own table.
+# This is the collation of the index, except in awaitly's own table.
 KEYS = """
     SELECT key FROM {table}
     WHERE key COLLATE "C" >= $1 {end} AND (expires_at IS NULL OR expires_at > statement_timestamp())

@@ -1,4 +1,4 @@
-"""Leases: granted by one statement, with the runs read under them."""
+"""Leases, granted by one statement, with the runs read under them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -45,13 +45,13 @@ class Leases:
         self._prefix = prefix
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
-        """Return for each request its grant or `None`, in order."""
+        """Return a grant or `None` for each request, in order."""
         if len(requests) == 1:
             return [await self._acquire_one(requests[0])]
         grants: list[Granted | None] = [None] * len(requests)
         left = list(range(len(requests)))
         while left:
-            # Of two requests for one run, the first is served first, by a statement of its own.
+            # Of two requests for the same run, the first is served first, by its own statement.
             first = {requests[index].id: index for index in reversed(left)}
             granted = await self._acquire_distinct([requests[index] for index in first.values()])
             for id, index in first.items():
@@ -126,7 +126,7 @@ class Leases:
         return [_renewed(lease, renewed.get((lease.id, lease.epoch))) for lease in leases]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        """Release the leases; the runs can be claimed from `wake_at` on, or at once."""
+        """Release the leases; the runs can be claimed at `wake_at`, or at once."""
         await self._fetch(self._statements.sql(RELEASE), *self._columns(leases), wake_at)
 
     def _columns(
@@ -146,7 +146,7 @@ class Leases:
             if not request.existing:
                 return None
             existing = await self._lease([request], granted)
-            # A run that was neither created nor found was deleted in between.
+            # A run that was neither created nor found was deleted in the meantime.
             if existing or request.create is None:
                 break
         return granted.get(request.id)
@@ -162,7 +162,7 @@ class Leases:
                 request for request in requests if request.existing and request.id not in granted
             ]
             existing = await self._lease(left, granted)
-            # A run that was neither created nor found was deleted in between.
+            # A run that was neither created nor found was deleted in the meantime.
             requests = [
                 request
                 for request in left
@@ -218,9 +218,10 @@ class Leases:
     async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
         """Return the grants of leased rows by the runs' ids, in order.
 
-        The statement that leased them could not see what was committed while it waited. If there
-        may be journal entries, or the inbox may have changed, both are read now. A run that was
-        lost or suspended in between is left out: the snapshot that came with the lease is outdated.
+        The statement that leased them could not see what was committed while it waited for locks.
+        If there may be journal entries, or the inbox may have changed, both are read now. A run
+        that was lost or suspended in the meantime is left out, because the snapshot that came with
+        the lease is outdated.
         """
         latest = {row["id"]: row for row in rows if row["clean"] and not row["stale"]}
         if outdated := [row["id"] for row in rows if row["id"] not in latest]:
@@ -247,8 +248,8 @@ class Leases:
 
 
 def _is_owned(leased: Any, latest: Any) -> bool:
-    # Compares the owner and not the epoch: of two concurrent requests of one owner, the second
-    # would make the first lose its grant.
+    # Compares the owner rather than the epoch: of two concurrent requests of one owner, the second
+    # would otherwise make the first lose its grant.
     return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
 
 

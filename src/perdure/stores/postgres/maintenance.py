@@ -1,4 +1,4 @@
-"""Old runs that are pruned, and numbers about the others."""
+"""Prune old runs, and count runs."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from perdure.stores.postgres.search import Searches
 from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import NAMED, UNNAMED
 
-# $1 is the store's prefix, and $2 that of the engine's own runs.
+# $1 is the store's prefix, and $2 the prefix of the engine's own runs.
 _LISTED = "starts_with(run.id, $1) AND NOT starts_with(run.id, $2)"
 
 # Rows that awaitly wrote have no status, and are never pruned.
@@ -56,7 +56,7 @@ OLD_BY_TAG = compose(
     old=_OLD,
 )
 
-# Runs that are found may be locked, or in use again: they are judged again under their locks.
+# A run that was found may be locked, or in use again, so it is checked again once locked.
 PRUNE = compose(
     """
     WITH old AS MATERIALIZED (

@@ -1,4 +1,4 @@
-"""Notifications of runs that became due, by LISTEN and NOTIFY."""
+"""Notifications about due runs, by LISTEN and NOTIFY."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ _RECONNECT_SECONDS = 1
 
 
 class Notifications:
-    """Listens on a channel, with a connection of its own for each listener."""
+    """Listens on a channel, with a separate connection for each listener."""
 
     def __init__(self, database: Database, channel: str, clock: Clock) -> None:
         self._database = database
@@ -28,7 +28,8 @@ class Notifications:
     async def listen(self) -> AsyncGenerator[None]:
         """Yield once at first, then for each notification; end when `close` is called.
 
-        A lost connection is replaced, and yields once for what may have been missed.
+        A lost connection is replaced, followed by a yield for notifications that may have been
+        missed.
         """
         while not self._is_closed:
             try:
@@ -69,7 +70,7 @@ class Notifications:
             await self._disconnect(listener)
 
     async def _disconnect(self, listener: "_Listener") -> None:
-        # Both the listener's own task and `close` get here: the second one waits for the first.
+        # Both the listener's own task and `close` get here; the second one waits for the first.
         async with listener.disconnecting:
             connection = self._listeners.get(listener)
             if connection is None:
@@ -84,7 +85,7 @@ class Notifications:
 
 
 class _Listener:
-    """Whether a connection has received a notification since the last call of `next`."""
+    """Remembers whether a connection has received a notification since the last call of `next`."""
 
     def __init__(self) -> None:
         self.disconnecting = asyncio.Lock()
@@ -99,7 +100,7 @@ class _Listener:
         self._changed.set()
 
     async def next(self) -> bool:
-        """Wait for a notification; return `False` once there can be no more."""
+        """Wait for a notification; return `False` once the listener has stopped."""
         await self._changed.wait()
         self._changed.clear()
         return not self._is_stopped

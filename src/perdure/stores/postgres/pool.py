@@ -1,4 +1,4 @@
-"""asyncpg connections: the store's own, or those of a pool that was passed in."""
+"""asyncpg connections: the store's own pool, or the user's."""
 
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -25,7 +25,7 @@ class PostgresPool(Pool, Protocol):
     user_session_settings: str
 
     async def connect(self) -> Any:
-        """Return a connection to keep for a long time, beside those that statements use."""
+        """Return a connection for long-term use, besides those that statements use."""
         ...
 
     async def disconnect(self, connection: Any) -> None:
@@ -71,8 +71,9 @@ class OwnPostgresPool(ConnectionPool):
         settings = {"application_name": "perdure"}
         if self._prepared:
             # A plan cached while a table was empty would scan the table after it has grown. Every
-            # statement of the store has its index and finishes before JIT compilation would pay
-            # off, and planning it again for its first five executions takes longer than running it.
+            # statement of the store uses an index and finishes before JIT compilation would pay
+            # off, and planning it for each of its first five executions takes longer than running
+            # it.
             settings |= {
                 "enable_seqscan": "off",
                 "jit": "off",
@@ -91,7 +92,7 @@ class OwnPostgresPool(ConnectionPool):
 
 
 class BorrowedPostgresPool(BorrowedPool):
-    """Connections of an asyncpg pool, which replaces those that are not reusable by itself."""
+    """Connections from a user's asyncpg pool, which replaces unusable connections itself."""
 
     role = "the pool's user"
     user_session_settings = ""
@@ -104,7 +105,7 @@ class BorrowedPostgresPool(BorrowedPool):
             raise translate(error, self.where, "", self.role) from error
 
     async def connect(self) -> Any:
-        """Return a connection of the pool, which has one less until it is returned."""
+        """Return a connection of the pool; the pool has one less until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:
@@ -142,5 +143,5 @@ def open_pool(
 
 
 def host_and_database(url: str) -> str:
-    """Return the host and database of a URL for messages, without user and password."""
+    """Return the host and database of a URL for use in messages, without user and password."""
     return url.partition("://")[2].rpartition("@")[2].partition("?")[0] or url.partition(":")[0]

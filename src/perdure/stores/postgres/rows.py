@@ -1,4 +1,4 @@
-"""Conversions of PostgreSQL's rows to the records of the contract."""
+"""Convert PostgreSQL's rows to records of the contract."""
 
 from datetime import datetime
 from typing import Any

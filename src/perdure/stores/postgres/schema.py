@@ -30,8 +30,8 @@ _CREATE_MIGRATIONS_TABLE = """
     )
 """
 _RECORD_MIGRATION = "INSERT INTO {migrations} (version, name) VALUES ($1, $2)"
-# Of many processes that start together, one creates the tables and the others wait. The lock ends
-# with the transaction, which makes it safe behind a pooler.
+# If many processes start together, one creates the tables and the others wait. The lock ends with
+# the transaction, which makes it safe behind a pooler.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 
 
@@ -75,7 +75,7 @@ class Schema:
         return whole_script(self._migrations, create, record, self._tables.sql)
 
     async def set_up(self, database: Database) -> None:
-        """Apply the migrations that are missing, all or none; concurrent callers are safe."""
+        """Apply the missing migrations, all or none; safe to call concurrently."""
         async with database.transaction() as transaction:
             if not await self._pending(transaction):
                 return

@@ -1,4 +1,4 @@
-"""Searches, summaries and counts of runs: their headers, and never their snapshots."""
+"""Search, summarize and count runs by their headers, without reading snapshots."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -13,7 +13,7 @@ from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import HEADER, HEADER_COLUMNS, Group, Walk
 
-# As many runs are read by their ids, and sorted, rather than found by a walk.
+# Up to this many runs are read by id and sorted, rather than found by walking an index.
 _SELECTIVE = 1_000
 
 _STATUSES: Sequence[RunStatus] = get_args(RunStatus)
@@ -24,7 +24,7 @@ COUNT_IDS = """
     ) AS run
 """
 
-# A loose index scan: one lookup for each workflow. The last row is NULL, for runs without one.
+# A loose index scan: one lookup per workflow. The last row is NULL, for runs without a workflow.
 WORKFLOWS = """
     WITH RECURSIVE known (workflow) AS (
         SELECT ''::text
@@ -89,7 +89,7 @@ class Searches:
         return [found.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
-        """Count the runs of each group; the effort does not depend on how many there are."""
+        """Count the runs of each group, up to `cap`, along an index."""
         groups = await self.groups(query.workflows, query.statuses)
         walk = Walk(query, self._prefix, max(_examined(groups), cap + 1))
         rows = await self._fetch_walk(walk, walk.counts(groups))
@@ -100,14 +100,14 @@ class Searches:
         ]
 
     async def groups(self, workflows: Sequence[str], statuses: Sequence[RunStatus]) -> list[Group]:
-        """Return the groups of these workflows and statuses; none stands for all."""
+        """Return the groups of these workflows and statuses; empty means all."""
         names: Sequence[str | None] = workflows
         if not workflows:
             names = [name for (name,) in await self._fetch(self._statements.sql(WORKFLOWS))]
         return [Group(*group) for group in product(names, statuses or _STATUSES)]
 
     async def _is_selective(self, low: str, high: str) -> bool:
-        # In another order, the ids with a prefix are not a range.
+        # With another collation, the ids with a prefix are not a range.
         if self._statements.id_collation != "C":
             return False
         values = (low, high, _SELECTIVE + 1)
@@ -122,7 +122,7 @@ class Searches:
         for row in rows:
             if row["matches"]:
                 runs.append(self._summary(row))
-            # Beyond the last place of one group, the other groups are not complete.
+            # Beyond the last place of any one group, the results are incomplete.
             if row["is_last"] and len(runs) < limit:
                 return Found(runs, Position(row["time"], self._id(row["id"])))
         return Found(runs)
@@ -137,7 +137,7 @@ class Searches:
 
 
 def _examined(groups: Sequence[Group]) -> int:
-    """Return how many runs of each group to examine, so that all together are few enough."""
+    """Return how many runs of each group to examine, so that the total stays bounded."""
     return max(1, EXAMINED // len(groups))
 
 

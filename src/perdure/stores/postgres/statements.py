@@ -1,17 +1,17 @@
 """The statements of the PostgreSQL store, each one round trip and one commit.
 
-A statement that writes runs first locks their rows, in the order of their ids, and decides by what
-it reads from the locked rows. Other tables it reads as of its own start, without what was committed
-while it waited for a lock. Where that would matter, a column of the locked row (`clean`,
-`messages`, `xmin`) shows it.
+A statement that writes runs first locks their rows, in the order of their ids, and decides based on
+the locked rows. It reads other tables as of its own start, without what was committed while it
+waited for a lock. Where that would matter, a column of the locked row (`clean`, `messages`, `xmin`)
+shows it.
 
 Arrays are passed as `(SELECT $1::text[])` to hide their length from the planner, which would make a
-new plan for every length: planning takes longer than writing. `LATERAL` with a lock of its own
-costs one index lookup per run; a join planned for a small table would still scan it after it has
+new plan for every length: planning takes longer than writing. `LATERAL` with its own lock costs one
+index lookup per run; a join that was planned for a small table would still scan it after it has
 grown.
 
-Columns: `messages` counts the messages in the run's inbox that are not consumed, and `clean` means
-that no journal entry is older than the current lease.
+Columns: `messages` counts the unconsumed messages in the run's inbox, and `clean` means that no
+journal entry is older than the current lease.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ LOAD = """
     FROM {runs} AS run WHERE run.id = $1
 """
 
-# Adds rows for the tags of the runs in `{source}`. A row that is there already was left behind by a
-# deletion that did not see it: searches compare what they find with the run, so it does no harm.
+# Adds rows for the tags of the runs in `{source}`. An existing row was left behind by a deletion
+# that did not see it. It does no harm, because searches compare the rows they find with the run.
 _ADDED_TAGS = """
     new_tags AS MATERIALIZED (
         SELECT {source}.id, {source}.created_at, sha256(convert_to(tag, 'UTF8')) AS tag
@@ -167,15 +167,16 @@ FENCE = """
     SELECT epoch = $2 AND owner IS NOT NULL, transaction_timestamp() FROM {runs} WHERE id = $1
 """
 
-# Locks the row in a statement of its own: the next one sees everything written before the lock.
+# Locks the row in a separate statement, so that the next one sees everything written before the
+# lock.
 FENCE_LOCKED = FENCE + " FOR NO KEY UPDATE"
 
 HAS_ENTRY = "SELECT EXISTS (SELECT FROM {journal} WHERE run = $1 AND epoch = $2 AND n = $3)"
 
-# `clean` stays if the run was unowned: its journal has not been written to since. An entry that was
-# committed while this statement waited for the row is missed: `takeovers` is then too high until
-# the next entry. EXISTS is avoided because the planner may read the whole journal for it.
-# `{instead_of}` is NULL unless a request names the owner that it replaces.
+# `clean` is kept if the run was unowned, because its journal has not been written to since. An
+# entry that was committed while this statement waited for the row is missed: `takeovers` is then
+# too high until the next entry. EXISTS is avoided because the planner may read the whole journal
+# for it. `{instead_of}` is NULL unless a request names the owner that it replaces.
 _SET_LEASED = """
     status = 'running', awaits = '[]', clean = run.clean AND run.owner IS NULL,
     takeovers = CASE
@@ -275,7 +276,7 @@ _LOCKED_LEASES = """
         WHERE run.owner = lease.owner AND run.epoch = lease.epoch
     )
 """
-# What is in a system queue, such as a permit that is returned, is work for no worker.
+# A run in a system queue, such as a returned permit, means no work for a worker.
 _NOTIFY_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
             AND NOT starts_with(run.queue, '~')
@@ -290,7 +291,7 @@ _CREATED_AT = """
     )
 """
 
-# jsonb cannot contain NUL: other readers see a replacement character in its place.
+# jsonb cannot contain NUL; other readers see a replacement character instead.
 _WITHOUT_NUL = r"""
     CASE WHEN position('\\u0000'::bytea IN {bytes}) > 0
         THEN regexp_replace(
@@ -300,8 +301,8 @@ _WITHOUT_NUL = r"""
     END
 """
 
-# A json snapshot is stored exactly as it was written. jsonb reorders keys and reformats numbers:
-# there the exact bytes are stored in a column beside it, and are used while both are equal.
+# A json snapshot is stored exactly as it was written. jsonb reorders keys and reformats numbers, so
+# the exact bytes are stored in another column, and are used while both are equal.
 _PARTS = {
     "json": {
         "snapshot": "run.snapshot::text",
@@ -341,7 +342,7 @@ def tags_added(tags: Iterable[object]) -> str:
 class Statements:
     """The statements for the tables of one store, with their names filled in.
 
-    `id_collation` is the order of the ids: that of code points is `C`.
+    `id_collation` is the collation of the ids; `C` orders them by code points.
     """
 
     def __init__(self, tables: Tables, snapshot_type: str, id_collation: str) -> None:

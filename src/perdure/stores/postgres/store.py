@@ -1,4 +1,4 @@
-"""The PostgreSQL store: what PostgreSQL does for each verb of the contract."""
+"""The PostgreSQL store: the implementation of each method of the contract."""
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -136,7 +136,7 @@ class PostgresBackend:
         self._database.pool.forget_loop()
 
     async def close(self) -> None:
-        """Close the connections that were opened here."""
+        """Close the connections that the store opened."""
         await self._notifications.close()
         await self._database.pool.close()
 
@@ -164,12 +164,12 @@ class PostgresBackend:
     ) -> Verdict:
         """Call `work` with an asyncpg connection in an open transaction.
 
-        If the entry exists already, it is accepted, and what `work` wrote is rolled back.
+        If the entry already exists, it is accepted, and the writes of `work` are rolled back.
         """
         key = self._key(id)
         async with self._database.transaction() as transaction:
-            # The row is not locked while `work` runs: renewing the lease would wait for it, and so
-            # would all leases that are renewed together with it. The write is fenced again.
+            # The row is not locked while `work` runs: renewing the lease would have to wait, and so
+            # would all leases that are renewed with it. The write is fenced again.
             before = await transaction.fetch(self._statements.sql(FENCE), key, epoch)
             if (verdict := _verdict(before)) is not Verdict.ACCEPTED:
                 return verdict
@@ -192,7 +192,7 @@ class PostgresBackend:
         return await self._leases.acquire(requests)
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
-        """Read who has the leases in one statement."""
+        """Read the owners in one statement."""
         return await self._leases.owners(ids)
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Sequence[Lease | None]:
@@ -258,11 +258,11 @@ class PostgresBackend:
         return await self._leases.queues(now, limit, low, high)
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
-        """Insert the messages in one statement, which wakes the runs that await them."""
+        """Insert the messages and wake the runs that await them, in one statement."""
         return await self._inboxes.send(messages)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
-        """Return the run's messages that were not consumed."""
+        """Return the run's unconsumed messages."""
         return await self._inboxes.read(id, after, limit)
 
     async def prune(self, request: PruneRequest) -> int:

@@ -1,8 +1,8 @@
 """The SQL of a search: a bounded walk along an index, in the order of the search.
 
-A walk yields places in that order (a time and an id) and whether the run there matches. It reads
-nothing but the index, if that suffices to decide. The last place that it examines is part of the
-result even if it does not match, because it says how far the walk has come.
+A walk yields places (a time and an id) in that order, and whether the run there matches. It reads
+only the index if that is sufficient. The result includes the last place that it examined even if it
+does not match, because it shows how far the walk came.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,14 +27,14 @@ HEADER_COLUMNS = (
 _RUNS = "{runs} AS run"
 
 # BETWEEN is redundant, but makes the planner expect few runs in a group. Otherwise it may walk
-# along all runs by update, which have the right order too, to find that none is in the group.
+# along all runs by update, which also have the right order, only to find that none is in the group.
 _IN_GROUP = """
     {status} = searched.status AND {status} BETWEEN searched.status AND searched.status
 """
 NAMED = "{workflow} = searched.workflow AND" + _IN_GROUP
 UNNAMED = "searched.workflow IS NULL AND {workflow} IS NULL AND" + _IN_GROUP
 
-# A place on the way, of all runs that a condition restricts.
+# A place on the way, among all runs that satisfy a condition.
 _ALONG = """
     SELECT run.updated_at AS time, run.id, {matches} AS matches
     FROM {source}
@@ -92,7 +92,7 @@ _WITH_HEADERS = """
 
 
 class Group(NamedTuple):
-    """The runs of one workflow with one status, a range of an index."""
+    """The runs of one workflow with one status: a range of an index."""
 
     workflow: str | None
     status: RunStatus
@@ -101,7 +101,7 @@ class Group(NamedTuple):
 class Walk:
     """Writes the SQL of one search, which refers to `values`.
 
-    `examined` is how many runs it examines at most; of each group, if it walks along several.
+    `examined` is the maximum number of runs it examines; per group, if it walks along several.
     """
 
     def __init__(

@@ -31,10 +31,11 @@ def redis(
 ) -> RedisStore:
     """Return the store on a Redis server, or on a cluster: `redis+cluster://…` or `cluster=True`.
 
-    `durability="full"` refuses a server whose replies do not survive a power failure, and names the
-    settings to change; `"normal"` accepts any server. Every key starts with `namespace`. `client`
-    is a redis-py asyncio client of yours, which is never closed here. `connect_timeout` is how long
-    an unavailable server is tried, `timeout` how long it may take to reply.
+    `durability="full"` refuses a server whose acknowledged writes do not survive a power failure,
+    and names the settings to change; `"normal"` accepts any server. Every key starts with
+    `namespace`. `client` is your own redis-py asyncio client, which the store never closes.
+    `connect_timeout` is how long to retry while the server is unavailable, and `timeout` how long
+    it may take to reply.
 
         store = redis("redis://localhost:6379/0", prefix="orders:")
     """

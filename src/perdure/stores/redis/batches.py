@@ -1,4 +1,4 @@
-"""Calls of a script for many runs: in parts, and on a cluster one shard at a time."""
+"""Calls of a script for many runs, in parts and, on a cluster, one shard at a time."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -7,13 +7,14 @@ from perdure.stores.redis.keys import Keys, shard_of
 from perdure.stores.redis.node import Value
 from perdure.stores.redis.server import Call
 
-# A script blocks all other clients, and the server holds its arguments in memory twice.
+# Limited, because a script blocks all other clients, and the server holds its arguments in memory
+# twice.
 _MAX_ITEMS = 1000
 _MAX_BYTES = 8 * 1024 * 1024
 
 
 class Item(NamedTuple):
-    """One run in a batch: its id, the script's arguments for it, and about how large they are."""
+    """One run in a batch: its id, the script's arguments for it, and their approximate size."""
 
     id: str
     values: Sequence[Value]
@@ -30,7 +31,7 @@ class Batch(NamedTuple):
 def make_batches(
     items: Sequence[Item], keys: Keys, prefix: str, *, is_sharded: bool, head: Sequence[Value]
 ) -> Sequence[Batch]:
-    """Return the calls for items; those of one run stay in order. `head` starts every call."""
+    """Return the calls for the items; items of one run stay in order. `head` starts every call."""
     names = [keys.run(prefix + item.id) for item in items]
     if len(items) == 1:
         return [Batch((0,), Call(names, (*head, *items[0].values)))]

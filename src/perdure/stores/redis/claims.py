@@ -1,4 +1,4 @@
-"""Due runs: found, claimed, and the queues that have them."""
+"""Find and claim due runs, and find the queues that have them."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from perdure.stores.redis.server import Call
 
 logger = logging.getLogger(__name__)
 
-# With a prefix, at least so many queues are examined at a time.
+# With a prefix, at least this many queues are examined at a time.
 _FEWEST_QUEUES = 100
 
 _START: tuple[Value, Value] = ("", "")
@@ -100,7 +100,7 @@ class Claims:
     async def _queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
         """Return queues that have due runs of any prefix.
 
-        Each shard is asked for its share, and again as long as it may have names below the last.
+        Each shard is asked for its share, and again while it may have names below the last one.
         """
         share = max(4, 2 * limit // SHARDS)
         names: set[bytes] = set()
@@ -122,7 +122,7 @@ class Claims:
         return [name.decode() for name in sorted(names)[:limit]]
 
     async def _with_runs(self, queues: Sequence[str], now: int) -> Sequence[str]:
-        """Return those of the queues that have due runs of this prefix."""
+        """Return the queues that have due runs of this prefix."""
         due = await self.due(now, len(queues), None, dict.fromkeys(queues, 1)) if queues else ()
         found = {run.queue for run in due}
         return [queue for queue in queues if queue in found]
@@ -167,7 +167,7 @@ class Claims:
             if stopped is None:
                 break
             mark = stopped
-            # A Counter drops the queues that have yielded all they may.
+            # Counter subtraction drops the queues whose limits are used up.
             left = Counter(wanted.queues) - Counter(run.queue for run in found)
         return found
 
@@ -192,7 +192,7 @@ def _request(
 
 
 def _earliest(runs: Sequence[DueRun], limit: int, queues: Mapping[str, int]) -> Sequence[DueRun]:
-    """Return the earliest runs of several groups of shards, at most so many of each queue."""
+    """Return the earliest runs of several groups of shards, within the limits of their queues."""
     left = Counter(queues)
     earliest: list[DueRun] = []
     for run in sorted(runs):

@@ -1,4 +1,4 @@
-"""Connections to a Redis Cluster: each command goes to the node that has its key."""
+"""Connections to a Redis Cluster; each command goes to the node that has its key."""
 
 import asyncio
 from bisect import bisect_right
@@ -26,8 +26,8 @@ class _SlotRange(NamedTuple):
 class ClusterLink:
     """The nodes of a cluster, and which of them has which keys.
 
-    The driver's client for clusters is not used. It repeats a command whose reply was lost, and
-    when a node fails it closes connections that are in use, and leaks others.
+    The driver's cluster client is not used: it repeats a command whose reply was lost and, when a
+    node fails, closes connections that are in use and leaks others.
     """
 
     is_sharded = True
@@ -72,7 +72,7 @@ class ClusterLink:
 
     @asynccontextmanager
     async def subscriber(self) -> AsyncGenerator[Any]:
-        """Provide a subscriber at one node: it also receives what is published at another."""
+        """Provide a subscriber at one node, which also receives what is published at others."""
         node = (await self._primaries())[0]
         try:
             async with node.subscriber() as subscriber:
@@ -168,7 +168,7 @@ class ClusterLink:
 
 def _slot_range(row: Sequence[Any], asked: Address) -> _SlotRange:
     first, last, (host, port, *_) = row[:3]
-    # A node that does not know its own name means the one by which it was reached.
+    # A node that does not know its own name is known by the name under which it was reached.
     name = host.decode() if host else "?"
     return _SlotRange(int(first), int(last), (asked[0] if name in ("", "?") else name, int(port)))
 

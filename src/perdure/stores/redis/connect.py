@@ -17,7 +17,7 @@ def open_link(
 ) -> Link:
     """Return the link to the server of a URL, or over a client that was passed in.
 
-    Of a cluster client only the settings are used: new connections are opened with them.
+    Only the settings of a cluster client are used, to open new connections.
     """
     driver = load_driver()
     check_int(max_connections, "max_connections")

@@ -30,7 +30,8 @@ class RedisDocuments(KeyValueBackend):
 
     async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
         if ttl is not None and ttl < MILLISECOND:
-            # The server refuses a time to live of zero, which here means: expires at once.
+            # The server rejects a time to live of zero, which here means that the value expires at
+            # once.
             await self.delete(key)
         else:
             milliseconds = "" if ttl is None else ttl // MILLISECOND

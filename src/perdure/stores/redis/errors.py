@@ -1,4 +1,4 @@
-"""Errors of Redis and its driver, translated into perdure's."""
+"""Translate the errors of Redis and its driver."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def is_not_executed(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, where: str, seconds: float = 0.0) -> StoreError:
-    """Return the store's error for an error of the driver, saying what to do next."""
+    """Return the driver's error as a `StoreError` that says what to do next."""
     redis = load_exceptions()
     at = f"Redis at {where}"
     message = str(error) or type(error).__name__
@@ -77,7 +77,7 @@ def translate(error: BaseException, where: str, seconds: float = 0.0) -> StoreEr
         return StoreUnavailable(f"{at} is unavailable, tried for {seconds:.1f}s: {message}")
     if isinstance(error, redis.AuthenticationError | redis.AuthorizationError):
         return StoreError(f"{at} does not accept this user and password: {message}")
-    # A command inside a script is refused with another error.
+    # A command inside a script is rejected with another error.
     if isinstance(error, redis.NoPermissionError) or "user executing the script can't" in message:
         return StoreError(
             f"{at} denies permission: {message}. As an administrator, run for perdure's user and "

@@ -18,7 +18,7 @@ _SLOTS = 16384
 
 
 def slot_of(key: bytes) -> int:
-    """Return the cluster slot of a key: that of its first braces, unless they are empty."""
+    """Return the cluster slot of a key, determined by its first braces unless they are empty."""
     _, _, rest = key.partition(b"{")
     tag, brace, _ = rest.partition(b"}")
     return crc_hqx(tag if tag and brace else key, 0) % _SLOTS
@@ -41,8 +41,9 @@ _TAGS = tuple(map(_tag, range(SHARDS)))
 class Keys:
     """The keys of one namespace.
 
-    A run, what belongs to it and the indexes that find it have one hash tag, so that a script can
-    change them together, also on a cluster. An id may contain braces: only a key's first count.
+    A run, everything that belongs to it, and the indexes that find it have the same hash tag, so
+    that a script can change them together, even on a cluster. An id may contain braces, because
+    only the first ones in a key count.
     """
 
     def __init__(self, namespace: str) -> None:

@@ -1,4 +1,4 @@
-"""Strings by key in Redis; the server itself deletes what has expired."""
+"""Strings by key in Redis; the server itself deletes expired keys."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -33,7 +33,8 @@ class KeyValueStrings(KeyValueBackend):
         if ttl is None:
             await self._server.send([("SET", key, value)])
         elif ttl < MILLISECOND:
-            # The server refuses a time to live of zero, which here means: expires at once.
+            # The server rejects a time to live of zero, which here means that the value expires at
+            # once.
             await self._server.send([("DEL", key)])
         else:
             await self._server.send([("SET", key, value, "PX", ttl // MILLISECOND)])
@@ -110,7 +111,7 @@ def _text(key: str, reply: bytes) -> str:
 
 
 def _literal(text: str) -> str:
-    """Escape what is special in the server's patterns."""
+    """Escape special characters of the server's patterns."""
     for special in "\\?[]*":
         text = text.replace(special, "\\" + special)
     return text

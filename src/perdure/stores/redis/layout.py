@@ -1,16 +1,16 @@
 """The layout of a namespace: checked when a store opens it, and upgraded from the first one.
 
-The first layout had no number. A shard is marked as having the second before any of its runs is
-moved, and from then on no older perdure can create or lease a run in it, nor any other run find its
-way back. Each run is moved at once, with its journal, lease and inbox, so that the upgrade may be
-interrupted at any point, and executed by any number of processes together. Until it is complete,
-these use the namespace for nothing else.
+The first layout had no number. A shard is marked as having the second layout before any of its runs
+is moved. From then on, no older perdure can create or lease a run in it, and no run can get back
+into the old layout. Each run is moved atomically, with its journal, lease and inbox, so the upgrade
+may be interrupted at any point, and performed by any number of processes together. Until it is
+complete, these processes do not use the namespace otherwise.
 
-Stop all older processes before the upgrade. One that still works on a run can record steps until
-the run is moved; then the run is unknown to it, and is continued by a newer process when its lease
-expires. A message that it tries to send while a shard is being upgraded is not delivered, and its
-`dedup_id` may count as used. After the upgrade its reads find nothing, and its writes fail or are
-refused.
+Stop all older processes before the upgrade. A process that still works on a run can record steps
+until the run is moved; the run is then unknown to it, and is continued by a newer process when its
+lease expires. A message that it tries to send while a shard is being upgraded is not delivered, and
+its `dedup_id` may count as used. After the upgrade its reads find nothing, and its writes fail or
+are refused.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 async def ensure_layout(server: Server, keys: Keys) -> None:
-    """Move all runs to the current layout; raise `StoreError` if that of the server is newer."""
+    """Move all runs to the current layout; raise `StoreError` if the server's layout is newer."""
     calls = [Call([mark], ()) for mark in keys.marks]
     marks = await server.run(scripts.LAYOUT, calls)
     newest = max(int(layout) for layout, _ in marks)

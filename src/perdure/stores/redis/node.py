@@ -23,7 +23,7 @@ def pack(command: Command) -> bytes:
 
 
 class Link(Protocol):
-    """A way to send commands. With `is_sharded`, one command must not have keys of two shards."""
+    """Sends commands. With `is_sharded`, one command must not have keys of two shards."""
 
     where: str
     is_sharded: bool
@@ -41,7 +41,7 @@ class Link(Protocol):
         ...
 
     def subscriber(self) -> AbstractAsyncContextManager[Any]:
-        """Return a subscriber of the driver's, on a connection of its own."""
+        """Return one of the driver's subscribers, on its own connection."""
         ...
 
     def forget_loop(self) -> None:
@@ -49,12 +49,12 @@ class Link(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the connections that were opened here."""
+        """Close the connections that this link opened."""
         ...
 
 
 class NodeLink:
-    """One server, through a pool of the driver's, of which `limit` connections are used at once.
+    """One server, through the driver's pool, of which `limit` connections are used at once.
 
     Commands are sent on a connection and not by the driver's client, which would repeat a command
     whose reply was lost, even one that must not be executed twice. `timeout` is how many seconds a

@@ -1,4 +1,4 @@
-"""Arguments and replies of the scripts, from and to the records of the store contract."""
+"""Convert between the records of the store contract and the scripts' arguments and replies."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -64,8 +64,8 @@ def rest_argument(rest: Rest) -> bytes:
 def _rest_fields(rest: Rest) -> Mapping[str, object]:
     """Return a rest for a script.
 
-    Numbers are strings, which the server does not round. It could not tell an empty list of tags
-    from an object, so they are JSON inside JSON.
+    Numbers are strings, so that the server does not round them. The server could not distinguish an
+    empty list of tags from an object, so tags are JSON inside JSON.
     """
     fields = {
         "status": rest.status,
@@ -192,7 +192,7 @@ def existing_grant(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
 
 
 def read_ownership(reply: Sequence[Any]) -> Ownership | None:
-    """Return who has the lease of a run, or `None` if it is missing."""
+    """Return the ownership of a run, or `None` if it is missing."""
     status, owner, wake = reply
     if owner is None:
         # The wake time of an unowned run is not the end of a lease.
@@ -223,7 +223,7 @@ def read_due_run(line: bytes) -> DueRun:
 
 def as_due(run: DueRun, prefix: str) -> Due:
     """Return a due run without the prefix."""
-    # Scores are doubles: the last times there are may be rounded up beyond the last.
+    # Scores are doubles, so the latest possible times may be rounded up beyond the maximum.
     return Due(run.id.decode()[len(prefix) :], from_microseconds(min(run.at, _MAX_TIME)))
 
 

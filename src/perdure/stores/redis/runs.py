@@ -1,4 +1,4 @@
-"""Calls of scripts: for one run, and for each of many."""
+"""Call scripts, for one run or for each of many."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from perdure.stores.redis.server import Call, Server
 
 
 class Runs:
-    """The runs whose stored ids start with `prefix`: arguments are without it, replies with it.
+    """The runs whose stored ids start with `prefix`; arguments do not include it, replies do.
 
     `groups` are the shards that one script can use together.
     """
@@ -33,7 +33,7 @@ class Runs:
         await self.server.run(scripts.PERMISSIONS, [Call(self.keys.probes, ())])
 
     async def now(self) -> int:
-        """Return the server's time; on a cluster that of the slowest clock."""
+        """Return the server's time; on a cluster, the time of the slowest clock."""
         replies = await self.server.send_everywhere(("TIME",))
         for reply in replies:
             if isinstance(reply, Exception):
@@ -62,9 +62,9 @@ class Runs:
         repeatable: bool = True,
         read: Callable[[Any], Sequence[Any]] = lambda reply: reply or (),
     ) -> Sequence[Any]:
-        """Return the answer of a script for each run; `head` are its first arguments.
+        """Return the result of a script for each run; `head` are its first arguments.
 
-        `read` returns the answers in a reply, where they are not the reply itself.
+        `read` extracts the results from a reply, if they are not the reply itself.
         """
         batches = make_batches(items, self.keys, self.prefix, is_sharded=self.is_sharded, head=head)
         calls = [batch.call for batch in batches]

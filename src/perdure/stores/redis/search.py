@@ -1,4 +1,4 @@
-"""Searches: runs by status, workflow, tag, id and time, each examined run counted."""
+"""Search runs by status, workflow, tag, id and time, counting every examined run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ from perdure.stores.redis.replies import (
 from perdure.stores.redis.runs import Runs
 from perdure.stores.redis.server import Call
 
-# A script blocks all other clients: it examines this many runs at most, and is then continued.
+# A script blocks all other clients, so it examines at most this many runs, and is then continued.
 _MAX_RUNS = 2000
 
-# With so few ids that have the prefix, all their runs are read.
+# If at most this many ids have the prefix, all of their runs are read.
 _FEW = 1000
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -47,7 +47,7 @@ class _Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """The walk over a group of shards: where it stopped, what it found, how many runs are left."""
+    """A walk over a group of shards: where it stopped, what it found, how many runs are left."""
 
     keys: Sequence[bytes]
     mark: _Mark | None
@@ -84,7 +84,7 @@ class Searches:
         return [answer and read_revised_summary(answer, self._prefix) for answer in answers]
 
     async def _few(self, prefix: str) -> Sequence[RunSummary] | None:
-        """Return all runs whose ids have the prefix, or `None` if they are many."""
+        """Return all runs whose ids begin with the prefix, or `None` if there are many."""
         values = (*id_range(self._prefix + prefix), _FEW)
         groups = [[self._runs.keys.ids(shard) for shard in group] for group in self._runs.groups]
         replies = await self._runs.server.run(scripts.IDS, [Call(keys, values) for keys in groups])
@@ -128,7 +128,7 @@ class Searches:
         return Call(walk.keys, values)
 
     def _found(self, query: Query, limit: int, walks: Sequence[_Walk]) -> Found:
-        """Return what all walks found, as far as none of them has stopped before."""
+        """Return the runs that all walks found, up to where the first of them stopped."""
         runs = [run for walk in walks for run in walk.runs]
         newest_first = not query.oldest_first
         runs.sort(key=lambda run: position_of(query, run), reverse=newest_first)
@@ -143,8 +143,8 @@ class Searches:
     def _position(self, query: Query, mark: _Mark) -> Position:
         """Return the position at which a walk has stopped.
 
-        A stored id without the prefix cannot be part of a position. All or none of the ids with the
-        prefix come before it, so the position is then at the end or the start of its time.
+        A stored id without the prefix cannot be part of a position. Either all or none of the ids
+        with the prefix come before it, so the position is then at the end or the start of its time.
         """
         prefix = self._prefix.encode()
         time = from_microseconds(mark.time)
@@ -161,7 +161,7 @@ def id_range(prefix: str) -> tuple[str, str]:
 
 def _bounds(query: Query, mark: _Mark | None) -> tuple[Value, Value]:
     """Return the first and the last time of a walk, in its order."""
-    # In a search by tag the order is that of creation, and these are about the last update.
+    # A search by tag is ordered by creation, but these refer to the last update.
     since = None if query.tags or query.since is None else to_microseconds(query.since)
     until = None if query.tags or query.until is None else to_microseconds(query.until)
     low: Value = "-inf" if since is None else since

@@ -31,8 +31,8 @@ class Call(NamedTuple):
 class Server:
     """Runs scripts and commands, and translates the driver's errors.
 
-    Within the connect timeout, a command that was certainly not executed is tried again. After a
-    lost reply, a command is repeated once if it is `repeatable`: executing it twice is harmless.
+    Within the connect timeout, a command that was certainly not executed is retried. After a lost
+    reply, a command is repeated once if it is `repeatable`, so that executing it twice is harmless.
     """
 
     def __init__(self, link: Link, *, connect_timeout: Duration, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class Server:
             raise translate(error, self.link.where) from error
 
     async def close(self) -> None:
-        """Stop the listeners and close the connections that were opened here."""
+        """Stop the listeners, and close the connections that the store opened."""
         self.is_closed = True
         try:
             for listener in [*self._listeners]:
@@ -148,7 +148,7 @@ def _raise_refusals(replies: list[Any]) -> list[Any]:
 
 
 class Listener:
-    """Receives what is published on a channel, until it is stopped."""
+    """Receives messages of a channel, until it is stopped."""
 
     def __init__(self, subscriber: Any) -> None:
         self._subscriber = subscriber
@@ -171,7 +171,7 @@ class Listener:
     async def stop(self) -> None:
         """End `next`, even while it is waiting."""
         self._is_stopped = True
-        # A connection that is closed while it is read from opens itself again.
+        # A connection that is closed during a read would reopen itself.
         await self._cancel_reading()
         await self._subscriber.aclose()
 

@@ -1,4 +1,4 @@
-"""Counts of runs and queues, and the deletion of old runs."""
+"""Count runs and queues, and delete old runs."""
 
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from perdure.stores.redis.server import Call
 
 _MICROSECOND = timedelta(microseconds=1)
 
-# A script blocks all other clients: it deletes this many runs at most.
+# A script blocks all other clients, so it deletes at most this many runs.
 _PRUNED_AT_ONCE = 200
 
 
@@ -77,7 +77,7 @@ class _Tally:
 class Statistics:
     """Counts and prunes the runs of one store.
 
-    Without a prefix, runs are counted by the sizes of indexes; those with a prefix one by one.
+    Without a prefix, runs are counted by the sizes of indexes; with a prefix, one by one.
     """
 
     def __init__(self, runs: Runs, searches: Searches) -> None:
@@ -163,7 +163,7 @@ class Statistics:
             starts = {shard: last for shard, (last, _) in following if last is not None}
 
     async def _count_leased(self, tally: _Tally, lists: Sequence[tuple[int, bytes, int]]) -> None:
-        """Count the owned runs: all of them are in the lists of running ones."""
+        """Count the owned runs, all of which are in the lists of running runs."""
         for shard, list, number in lists:
             if _status_and_workflow(list)[0] == "running":
                 key = self._runs.keys.list(shard, list)
@@ -194,7 +194,7 @@ class Statistics:
 
 
 def _sizes(lists: Sequence[tuple[int, bytes, int]]) -> Counter[bytes]:
-    """Return the sizes of lists in all shards together."""
+    """Return the total sizes of lists over all shards."""
     sizes: Counter[bytes] = Counter()
     for _, list, number in lists:
         sizes[list] += number

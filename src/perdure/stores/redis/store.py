@@ -138,7 +138,8 @@ class _Backend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         items = [_new_run_item(run) for run in runs]
-        # On a cluster one script for each shard, whose times would change the order of the runs.
+        # On a cluster there is one script per shard, whose different times would change the order
+        # of the runs.
         several = self._runs.is_sharded and len(runs) > 1
         now = await self._runs.now() if several else ""
         answers = await self._runs.each(scripts.ENQUEUE, items, now, repeatable=False)
@@ -196,7 +197,7 @@ class _Backend:
         while not self.server.is_closed:
             try:
                 async with self.server.listen(self._keys.channel) as listener:
-                    # For what happened before, or while the connection was lost.
+                    # For runs that became due before, or while the connection was lost.
                     yield
                     while await listener.next():
                         yield
@@ -213,9 +214,9 @@ class _Backend:
 class RedisStore(NotifyShell[_Backend]):
     """Keeps runs in Redis; see `redis`.
 
-    Up to a thousand entries, requests, messages or new runs, of 8 MiB together, are one script; on
-    a cluster one for each shard. Notifications use a connection of their own, which is opened again
-    after it was lost.
+    Up to a thousand entries, requests, messages or new runs, 8 MiB in total, are one script; on a
+    cluster, one per shard. Notifications use a separate connection, which is reopened if it is
+    lost.
     """
 
     def __init__(

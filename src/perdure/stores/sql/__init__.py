@@ -20,7 +20,7 @@ class SqlStore(StoreShell[SqlBackend]):
 
     A client is any object with `async query(sql, params)` that runs a statement, commits it, and
     returns the rows and the number of affected rows. `sqlalchemy_client` returns one for a
-    SQLAlchemy engine. A store for the database itself is faster, where there is one.
+    SQLAlchemy engine. If there is a dedicated store for your database, it is faster.
 
         store = SqlStore(client, dialect="postgres")
     """

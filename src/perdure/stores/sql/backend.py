@@ -1,4 +1,4 @@
-"""The backend of `SqlStore`: every verb as a sequence of statements."""
+"""The backend of `SqlStore`: every operation as a sequence of statements."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from perdure.stores.sql.search import Search
 
 
 class SqlBackend(Journal, Schedule, Search):
-    """The verbs of one store. The order of their statements is explained in `statements`."""
+    """The operations of one store. `statements` explains the order of their statements."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SqlBackend(Journal, Schedule, Search):
         self._leasing = asyncio.Lock()
 
     async def close(self) -> None:
-        """Do nothing: the client is the caller's."""
+        """Do nothing: the client belongs to the caller."""
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
         key, tags = self._key(id), rest.tags or ()
@@ -65,7 +65,7 @@ class SqlBackend(Journal, Schedule, Search):
         if rest.awaits:
             await self._schedule_wake(key, rest, -1)
         if created_at is not None:
-            # Again: the run's owner may have deleted other tags than those of its own rest.
+            # Added again: the run's owner may have deleted all tags except those of its own rest.
             await self._add_tags(created_at, [(key, tag) for tag in tags])
             await self._delete_other_tags(key, tags)
 
@@ -121,7 +121,7 @@ class SqlBackend(Journal, Schedule, Search):
         )
 
     async def _creation_of(self, key: str) -> int:
-        """Return when a run was created, or the present."""
+        """Return when a run was created, or the current time."""
         run = await self._run(sql.CREATION_AND_TAGS, key)
         rows = run.rows or (await self._run(search.NOW)).rows
         return int(rows[0][0])

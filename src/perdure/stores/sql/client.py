@@ -8,15 +8,18 @@ from perdure.stores.sql.dialects import ParamStyle
 
 
 class SqlClient(Protocol):
-    """Runs each statement in a transaction of its own, and commits it.
+    """Runs each statement in its own transaction, and commits it.
 
     A client may have an attribute `paramstyle`: "dollar" (`$1`), "format" (`%s`), "qmark" (`?`) or
     "named" (`:p1`).
     """
 
     async def query(self, sql: str, params: Sequence[Any], /) -> Any:
-        """Return the rows and the number of affected rows: a pair, or an object with `rows` and
-        `rowcount`. A row is a tuple, a mapping in the order of its columns, or iterable."""
+        """Return the rows and the number of affected rows.
+
+        The result is a pair, or an object with `rows` and `rowcount`. A row is a tuple, a mapping
+        in column order, or any other iterable.
+        """
         ...
 
 
@@ -59,7 +62,7 @@ class SqlalchemyClient:
     paramstyle: ParamStyle = "named"
 
     def __init__(self, engine: Any) -> None:
-        # Imported here: SQLAlchemy is optional, and a caller with an engine has it.
+        # SQLAlchemy is optional, but a caller that passes an engine has it installed.
         from sqlalchemy import text
 
         self._engine = engine

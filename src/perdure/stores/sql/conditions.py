@@ -1,4 +1,4 @@
-"""Conditions of searches in `SqlStore`: SQL and the values of its parameters."""
+"""Search conditions of `SqlStore`, as SQL with parameter values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,21 +10,21 @@ from perdure.stores._timestamps import to_microseconds
 
 
 class Condition(NamedTuple):
-    """What a row must fulfil."""
+    """A condition on a row."""
 
     sql: str
     values: Sequence[object] = ()
 
 
 def all_of(conditions: Iterable[Condition]) -> Condition:
-    """Return the condition that all of these are fulfilled."""
+    """Return the conjunction of the conditions."""
     each = [*conditions]
     sql = " AND ".join(condition.sql for condition in each)
     return Condition(sql or "1 = 1", [value for one in each for value in one.values])
 
 
 def one_of(column: str, names: Sequence[object]) -> Condition:
-    """Return the condition that a column has one of some values."""
+    """Return the condition that a column has one of these values."""
     return Condition(f"{column} IN ({', '.join('?' * len(names))})", names)
 
 
@@ -39,7 +39,7 @@ def in_prefix(prefix: str) -> Condition:
 
 
 def is_no_system_run(prefix: str) -> Condition:
-    """Return the condition that a run of a store with this prefix is not one of the engine's."""
+    """Return the condition that a run is not one of the engine's own."""
     return Condition("(run.id < ? OR run.id >= ?)", [f"{prefix}~", f"{prefix}\x7f"])
 
 
@@ -52,7 +52,7 @@ def is_shown(prefix: str, query: Query) -> Iterator[Condition]:
 
 
 def of_group(kind: str | None, status: str) -> Condition:
-    """Return the condition that a run has this workflow, as it is in the index, and status."""
+    """Return the condition that a run has this status, and this workflow as indexed."""
     if kind is None:
         return Condition("$kind IS NULL AND run.status = ?", [status])
     return Condition("$kind = ? AND run.status = ?", [kind, status])
@@ -67,7 +67,7 @@ def updated_between(query: Query) -> Iterator[Condition]:
 
 
 def of_header(query: Query) -> Iterator[Condition]:
-    """Yield the conditions on the header that can be told from one column."""
+    """Yield the conditions on the header that depend on a single column."""
     if query.statuses:
         yield one_of("run.status", query.statuses)
     if query.workflows:

@@ -19,7 +19,7 @@ from perdure.stores.sql.executor import (
 
 
 class Tags(Executor):
-    """Writes tags: always before the run that has them."""
+    """Writes tags, always before the run that has them."""
 
     async def _add_tags(self, created_at: int, tags: Sequence[tuple[str, str]]) -> None:
         """Write pairs of a key and a tag."""
@@ -30,7 +30,7 @@ class Tags(Executor):
             await self._run_many(sql.ADD_TAGS, len(chunk), *values)
 
     async def _change_tags(self, key: str, tags: Sequence[str]) -> bool:
-        """Write the tags that an existing run is about to have; return whether they are others."""
+        """Write the tags that an existing run is about to have; return whether they changed."""
         run = await self._run(sql.CREATION_AND_TAGS, key)
         for created_at, stored in run.rows:
             if read_names(stored) != tuple(tags):
@@ -39,13 +39,13 @@ class Tags(Executor):
         return False
 
     async def _delete_other_tags(self, key: str, tags: Sequence[str]) -> None:
-        """Delete the tags that a run had before."""
+        """Delete the previous tags of a run."""
         values = (key, *map(digest, tags), names_text(tags))
         await self._run_many(sql.DELETE_OTHER_TAGS, len(tags), *values)
 
 
 class NewRow(NamedTuple):
-    """A run that is to be created: due after a delay, or at its wake time."""
+    """A run to be created: due after a delay, or at its wake time."""
 
     key: str
     snapshot: bytes
@@ -96,10 +96,10 @@ class Creation(Tags):
     """Creates runs."""
 
     async def _insert(self, rows: Sequence[NewRow], creator: str) -> set[str]:
-        """Create those runs that do not exist, and return their keys."""
+        """Create the runs that do not exist yet, and return their keys."""
         tagged = [row for row in rows if row.tags]
         created_at, existing = await self._existing(tagged) if tagged else (None, ())
-        # One that existed is not created, even if it is deleted now: it would have no tags.
+        # A run that existed is not created even if it was deleted since: it would have no tags.
         new = [row for row in rows if row.key not in existing]
         tags = [(row.key, tag) for row in new for tag in row.tags]
         if created_at is not None:
@@ -111,7 +111,7 @@ class Creation(Tags):
         return created
 
     async def _existing(self, rows: Sequence[NewRow]) -> tuple[int, set[str]]:
-        """Return the time, and which of these runs exist."""
+        """Return the current time, and the keys of the runs that exist."""
         keys = [row.key for row in rows]
         found = await self._run_many(sql.NOW_AND_EXISTING, len(keys), *keys)
         return found.rows[0][0], {key for _, key in found.rows if key is not None}

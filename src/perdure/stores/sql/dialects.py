@@ -26,11 +26,11 @@ _UNLESS = re.compile("^-- unless: (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words of one database; `paramstyle` is that of its usual drivers.
+    """The SQL of one database; `paramstyle` is the style that its drivers usually have.
 
-    With `hashes_workflows`, indexes have the MD5 digests of workflows. With
-    `walks_recursively`, a recursive query can look up each next value in an index; without it, a
-    lookup is a statement of its own.
+    With `hashes_workflows`, indexes contain MD5 digests of workflows. With `walks_recursively`, a
+    recursive query can look up each next value in an index; otherwise each lookup is a separate
+    statement.
     """
 
     name: DialectName
@@ -113,11 +113,11 @@ _MYSQL = Dialect(
         "old": "",
         "lane": "run.lane",
         "kind": "run.kind",
-        # Reading the whole table and sorting it would seem cheaper than many rows by an index.
+        # The optimizer would otherwise prefer a full scan and a sort to reading many rows by index.
         "use_list": "FORCE INDEX ($list_idx)",
         "use_workflow": "FORCE INDEX ($workflow_idx)",
         "queue_name": "SUBSTRING_INDEX(run.queue, '/', 1)",
-        # Rows are not compared by an index.
+        # MySQL does not use an index to compare rows.
         "place": "({time} {side} $number OR {time} = $number AND {id} {side} $key)",
         "has_column": """
             SELECT 1 FROM information_schema.columns
@@ -134,7 +134,8 @@ _MYSQL = Dialect(
     },
     walks_recursively=False,
 )
-# The places after or before one, in the order of a search: each takes a time twice, and an id.
+# Conditions for the places before or after a given one, in the order of a search. Each takes the
+# time twice, and the id.
 _PLACES = {
     f"{name}_{word}": (f"{time}", f"{id}", side)
     for name, time, id in (
@@ -146,7 +147,7 @@ _PLACES = {
 
 
 def find_dialect(name: object) -> Dialect:
-    """Return the dialect of this name, or raise."""
+    """Return the dialect with this name, or raise `InvalidArgument`."""
     for dialect in (_POSTGRES, _MYSQL, _SQLITE):
         if dialect.name == name:
             return dialect
@@ -154,7 +155,7 @@ def find_dialect(name: object) -> Dialect:
 
 
 def paramstyle_of(client: object, dialect: Dialect) -> ParamStyle:
-    """Return the parameter style that a client declares, or the usual one of the database."""
+    """Return the parameter style that a client declares, or the database's usual one."""
     style = getattr(client, "paramstyle", dialect.paramstyle)
     if style not in get_args(ParamStyle):
         raise InvalidArgument("client.paramstyle", style, '"dollar", "format", "qmark" or "named"')
@@ -162,7 +163,7 @@ def paramstyle_of(client: object, dialect: Dialect) -> ParamStyle:
 
 
 class ScriptStatement(NamedTuple):
-    """One statement of a migration, and a query that returns rows if its work is done."""
+    """A statement of a migration, and a query that returns rows if it was already executed."""
 
     sql: str
     unless: str | None
@@ -197,7 +198,7 @@ class Statements:
         return self.many(template, 1)
 
     def many(self, template: str, count: int) -> str:
-        """Return a statement that repeats its `[item] separator ...` that often."""
+        """Return a statement with its `[item] separator ...` repeated `count` times."""
         filled = self._filled.get((template, count))
         if filled is None:
             text = Template(template).substitute(self._words)
@@ -213,7 +214,7 @@ class Statements:
     def split_script(self, script: str) -> Sequence[ScriptStatement]:
         """Return the statements of a migration script.
 
-        The line `-- unless: query` before a statement that cannot be repeated names its condition.
+        A line `-- unless: query` before a statement gives its condition, if it cannot be repeated.
         """
         statements = [statement for statement in map(str.strip, script.split(";\n")) if statement]
         return [ScriptStatement(*map(self._fill, _with_condition(each))) for each in statements]
@@ -245,7 +246,7 @@ def _table_names(table: str, quote: str) -> dict[str, str]:
 
 
 def number_parameters(statement: str, paramstyle: ParamStyle) -> str:
-    """Return a statement whose `?` are written in another parameter style."""
+    """Return a statement with each `?` rewritten in another parameter style."""
     first, *pieces = statement.split("?")
     match paramstyle:
         case "qmark":

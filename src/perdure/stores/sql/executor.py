@@ -1,4 +1,4 @@
-"""What all verbs of `SqlStore` need: running statements, keys, and the formats of values."""
+"""Running statements, keys, and value formats, for all operations of `SqlStore`."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import Result, SqlClient, query
 from perdure.stores.sql.dialects import Statements
 
-# Every database accepts so many values in one statement.
+# Every database accepts this many rows of values in one statement.
 _CHUNK = 50
 _MAX_KEY_BYTES = 2_048
 _MICROSECOND = timedelta(microseconds=1)
@@ -42,7 +42,7 @@ class Executor:
         return await query(self._client, self._statements.sql(template), values)
 
     async def _run_many(self, template: str, count: int, *values: Any) -> Result:
-        """Run a statement that repeats a part of it `count` times."""
+        """Run a statement in which one part is repeated `count` times."""
         return await query(self._client, self._statements.many(template, count), values)
 
     def _key(self, id: str) -> str:
@@ -56,7 +56,7 @@ class Executor:
         return key[len(self._prefix) :]
 
     def _kind(self, workflow: str) -> str:
-        """Return a workflow as it is in the indexes."""
+        """Return a workflow as it is indexed."""
         if not self._statements.dialect.hashes_workflows:
             return workflow
         return md5(workflow.encode(), usedforsecurity=False).hexdigest()
@@ -72,7 +72,7 @@ class Executor:
         await self._run(sql.DELETE_FOLDED, key)
 
     async def _schedule_wake(self, key: str, rest: Rest, n: int) -> None:
-        """Set the wake time of a run that waits for events, unless it has a message."""
+        """Set the wake time of a run that waits for events, unless a message has arrived."""
         waiting = await self._run(sql.COUNT_AWAITED_MESSAGES, key)
         for epoch, folded_n, deliveries, messages in waiting.rows:
             if folded_n == n and not messages:
@@ -81,7 +81,7 @@ class Executor:
                 await self._run(sql.SCHEDULE_WAKE, *values)
 
     async def _delete_orphans(self, keys: Sequence[str]) -> None:
-        """Delete what belonged to deleted runs."""
+        """Delete the entries and messages of deleted runs."""
         await self._run_many(sql.DELETE_ORPHANED_ENTRIES, len(keys), *keys)
         await self._run_many(sql.DELETE_ORPHANED_MESSAGES, len(keys), *keys)
         await self._run_many(sql.DELETE_ORPHANED_TAGS, len(keys), *keys)
@@ -106,13 +106,13 @@ def header_values(
     version: int | None, tags: Sequence[str] | None, summary: bytes | None
 ) -> tuple[int | None, str | None, str | None]:
     """Return a version, tags and a summary as they are stored; `None` stays `None`."""
-    # As text, because a client may return bytes and text in the same way.
+    # As text, because some clients do not distinguish bytes from text.
     encoded = None if summary is None else b64encode(summary).decode()
     return version, None if tags is None else names_text(tags), encoded
 
 
 def awaits_values(rest: Rest) -> tuple[str | None, str | None]:
-    """Return the events that a run awaits as they are searched, and as they are shown."""
+    """Return the events that a run awaits, once for searching and once for display."""
     return digest_list(rest.awaits), names_text(rest.awaits) if rest.awaits else None
 
 

@@ -10,7 +10,7 @@ from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.executor import Executor, chunks, digest
 
-# No inbox has so many messages.
+# More messages than any inbox has.
 _NO_LIMIT = 2**62
 
 
@@ -18,7 +18,7 @@ class Inbox(Executor):
     """Sends and reads messages."""
 
     async def send(self, messages: Sequence[NewMessage]) -> list[Receipt]:
-        """Return a receipt for each message, in order; those to one run are sent together."""
+        """Return a receipt for each message, in order; messages to one run are sent together."""
         by_key: dict[str, list[int]] = defaultdict(list)
         for index, message in enumerate(messages):
             by_key[self._key(message.to)].append(index)
@@ -39,7 +39,7 @@ class Inbox(Executor):
         deliveries = await self._deliver(key, messages, dedups)
         if not {*deliveries} & {Delivery.DELIVERED, Delivery.DUPLICATE}:
             return [Receipt(delivery) for delivery in deliveries]
-        # Also for duplicates: the first sender may have crashed before it woke the run.
+        # Even for duplicates: the first sender may have crashed before it woke the run.
         names = sorted({digest(message.name) for message in messages})
         await self._run_many(sql.WAKE_IF_MESSAGE, len(names), key, *names, key)
         counted = await self._run(sql.COUNT_UNCONSUMED, key)
@@ -48,7 +48,7 @@ class Inbox(Executor):
     async def _deliver(
         self, key: str, messages: Sequence[NewMessage], dedups: Sequence[str | None]
     ) -> list[Delivery]:
-        """Put messages in the inbox of one run; return what became of each."""
+        """Put messages in the inbox of one run; return the outcome of each."""
         ticket = self._new_ticket()
         first = {dedup: place for place, dedup in reversed([*enumerate(dedups)])}
         new = [n for n, dedup in enumerate(dedups) if dedup is None or first[dedup] == n]
@@ -63,20 +63,20 @@ class Inbox(Executor):
         return [*_with_repeated(outcomes, dedups, first)]
 
     async def _why_refused(self, key: str) -> Delivery:
-        """Return why a run received no message that is not a duplicate."""
+        """Return why a run did not receive a message that is not a duplicate."""
         run = await self._run(sql.COUNT_UNCONSUMED, key)
         return Delivery.OVER if run.rows else Delivery.UNKNOWN
 
     async def _tickets(self, key: str, dedups: Iterable[str | None]) -> Mapping[str, str | None]:
-        """Return the tickets of the senders of messages, by what they were deduplicated with."""
+        """Return the senders' tickets of messages, by dedup digest."""
         asked = [dedup for dedup in dedups if dedup is not None]
         if not asked:
             return {}
         return dict((await self._run_many(sql.RECEIVED, len(asked), key, *asked)).rows)
 
     async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
-        """Return the first unconsumed messages of runs in order, by key."""
-        # Without an order the database reads no more than these. It is rare that there are more.
+        """Return the first unconsumed messages of each run, in order."""
+        # Without an ORDER BY the database reads no more rows than this. There are rarely more.
         found = await self._run_many(sql.INBOXES, len(keys), *keys, INBOX_PAGE + 1)
         if len(found.rows) > INBOX_PAGE:
             return {key: await self._page(key, 0, INBOX_PAGE) for key in keys}
@@ -118,14 +118,14 @@ def _outcome(
 def _with_repeated(
     outcomes: Mapping[int, Delivery], dedups: Sequence[str | None], first: Mapping[Any, int]
 ) -> Iterator[Delivery]:
-    """Yield what became of each message; one that is repeated in a call is not sent twice."""
+    """Yield the outcome of each message; a message repeated within the call was not sent twice."""
     for n, dedup in enumerate(dedups):
         is_repeated = n not in outcomes and outcomes[first[dedup]] is Delivery.DELIVERED
         yield Delivery.DUPLICATE if is_repeated else outcomes[n if n in outcomes else first[dedup]]
 
 
 def _receipts(deliveries: Sequence[Delivery], unconsumed: int) -> Iterator[Receipt]:
-    """Yield receipts: each counts the messages without those of the same call that follow it."""
+    """Yield receipts; each count excludes the later messages of the same call."""
     following = sum(delivery is Delivery.DELIVERED for delivery in deliveries)
     for delivery in deliveries:
         following -= delivery is Delivery.DELIVERED

@@ -9,7 +9,7 @@ from perdure.stores.sql.executor import awaits_values, chunks, header_values, mi
 
 
 class Journal(Tags):
-    """Writes entries: many in one statement, and each rest in its own."""
+    """Writes entries: many per statement, but each rest in its own."""
 
     async def append(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Return a verdict on each entry, in order."""
@@ -28,7 +28,7 @@ class Journal(Tags):
         return [verdicts[index] for index in range(len(entries))]
 
     async def _write(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
-        # The first of two equal entries counts, and a database may insert rows in any order.
+        # The first of two equal entries counts, but a database may insert rows in any order.
         first = {(entry.id, entry.epoch, entry.n): entry for entry in reversed(entries)}
         values: list[object] = []
         # Sorted, so that concurrent statements lock runs in the same order.
@@ -47,7 +47,7 @@ class Journal(Tags):
         return verdicts
 
     async def _verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:
-        """Return the verdicts on entries that this call did not write, or not all of them."""
+        """Return the verdicts on entries of which this call wrote none, or only some."""
         keys = sorted({self._key(entry.id) for entry in entries})
         written = {*(await self._run_many(sql.WRITTEN, len(keys), *keys)).rows}
         fences = await self._run_many(sql.FENCES, len(keys), *keys)
@@ -71,7 +71,7 @@ class Journal(Tags):
         key = self._key(entry.id)
         if rest.delete:
             return await self._delete_owned(entry)
-        # Without tags, rows of those that the run had before are ignored until it is deleted.
+        # If there are no new tags, the rows of the old ones are ignored until the run is deleted.
         is_tagged = bool(rest.tags) and await self._change_tags(key, rest.tags or ())
         awaits, awaited = awaits_values(rest)
         result = await self._run(
@@ -107,7 +107,7 @@ def _consumes(entry: Entry) -> str | None:
 def _split_after_rests(
     entries: Sequence[Entry], indexes: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the indexes that can be written now, and those after a rest of their run."""
+    """Return the indexes that can be written now, and those that come after a rest of their run."""
     settled: set[str] = set()
     batch: list[int] = []
     left: list[int] = []

@@ -35,7 +35,7 @@ KEYS = """
     SELECT id FROM $table WHERE id >= $key AND (expires_at IS NULL OR expires_at > $now)
 """
 BEFORE_END = "AND id < $key"
-# MySQL accepts a limit only in a table of its own. The time is compared again, because the key may
+# MySQL accepts a limit only in a derived table. The time is compared again, because the key may
 # have been set after it was found.
 SWEEP = """
     DELETE FROM $table WHERE expires_at <= $now AND id IN (
@@ -82,7 +82,8 @@ class KeyValueTable(KeyValueBackend):
 
     async def replace(self, key: str, old: str | None, new: str | None) -> bool:
         if old is None:
-            # An expired key that another process sets in between does not expire again here.
+            # If another process sets the expired key again in the meantime, this does not delete
+            # it.
             await self._run(DELETE_EXPIRED, key)
             return (await self._run(ADD, key, new)).affected > 0
         if new is None:

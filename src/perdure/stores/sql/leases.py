@@ -1,4 +1,4 @@
-"""Leases of `SqlStore`: a conditional update, and then a read of what it granted."""
+"""Leases of `SqlStore`: a conditional update, and then a read of the rows it leased."""
 
 import asyncio
 from collections import defaultdict
@@ -31,13 +31,14 @@ class Leases(Creation, Inbox):
         self._leasing = asyncio.Lock()
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
-        """Return for each request its grant or `None`, in order."""
+        """Return a grant or `None` for each request, in order."""
         for request in requests:
             self._key(request.id)
         grants: list[Granted | None] = [None] * len(requests)
         left = list(range(len(requests)))
         while left:
-            # A statement leases runs for one owner, instead of one owner, and each run once.
+            # One statement can lease runs only for one owner and one `instead_of`, and each run
+            # once.
             alike = _batch_key(requests[left[0]])
             batch = {
                 requests[index].id: index
@@ -51,7 +52,7 @@ class Leases(Creation, Inbox):
         return grants
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
-        """Return who has the lease of each run; `None` for a missing run."""
+        """Return the owner of each run; `None` for a missing run."""
         keys = [self._key(id) for id in ids]
         found: dict[str, Ownership] = {}
         for chunk in chunks(keys):
@@ -108,13 +109,13 @@ class Leases(Creation, Inbox):
     async def _lease(
         self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
     ) -> Sequence[LeaseRequest]:
-        """Add the grants of unowned runs; return the requests that are worth another try."""
+        """Lease unowned runs and add their grants; return the requests that are worth retrying."""
         keys = [self._key(request.id) for request in requests]
         owner, ttl, instead_of = _batch_key(requests[0])
         ticket = self._new_ticket()
         values = (instead_of, owner, ticket, to_micros(ttl), *keys, owner, instead_of)
-        # One at a time: concurrent calls of one owner for the same run would keep replacing each
-        # other's tickets.
+        # One call at a time: concurrent calls of one owner for the same run would keep replacing
+        # each other's tickets.
         async with self._leasing:
             await self._run_many(sql.LEASE, len(keys), *values)
             granted |= await self._read_granted(keys, owner, ticket)
@@ -128,7 +129,7 @@ class Leases(Creation, Inbox):
         ]
 
     async def _owners(self, keys: Sequence[str]) -> dict[str, Ownership]:
-        """Return who has the lease of each existing run, by key."""
+        """Return the owner of each existing run, by key."""
         result = await self._run_many(sql.OWNERS, len(keys), *keys)
         return {
             # The wake time of an unowned run is not the end of a lease.
@@ -178,7 +179,7 @@ def _batch_key(request: LeaseRequest) -> tuple[str, timedelta, str | None]:
 
 def _may_retry(request: LeaseRequest, current: Ownership | None) -> bool:
     if current is None:
-        # Neither created nor found: it was deleted in between.
+        # Neither created nor found: the run was deleted in the meantime.
         return request.create is not None
     # Another call of the same owner replaced the ticket.
     return current.owner == request.owner

@@ -16,15 +16,17 @@ from perdure.stores.sql.executor import chunks, to_micros
 from perdure.stores.sql.leases import Leases
 
 _NEWEST_VERSION = 2**62
-# How many ranges one statement reads, and how many pairs of queue and workflow another lists.
+# The maximum number of ranges that one statement reads, and of pairs of queue and workflow that one
+# statement lists.
 _RANGES, _PAIRS = 100, 500
 # Names have at most 512 characters.
 _AFTER_NAMES = "\U0010ffff" * 513
 
 
 class _Range(NamedTuple):
-    """The runs of a queue that have these versions of a workflow, which is `None` if they have
-    none; at most `most` of them.
+    """Up to `most` runs of a queue that have these versions of a workflow.
+
+    `None` stands for runs without a workflow.
     """
 
     queue: str
@@ -35,7 +37,7 @@ class _Range(NamedTuple):
 
 
 class Schedule(Leases):
-    """Creates runs that wait for a claim, and finds those that are due."""
+    """Creates runs that wait for a claim, and finds due runs."""
 
     async def enqueue(self, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs; return `False` for each id that existed."""
@@ -86,7 +88,7 @@ class Schedule(Leases):
         names: list[str] = []
         start: tuple[str, str] | None = (low, "")
         while start is not None and len(names) < limit:
-            # A queue has a few workflows, and most queues that are found have due runs.
+            # A queue usually has a few workflows, and most queues found have due runs.
             most = min(5 * (limit - len(names)), _PAIRS)
             pairs, start = await self._pairs(start, high or _AFTER_NAMES, most)
             ranges = [_Range(queue, kind, 0, _NEWEST_VERSION, 1) for queue, kind in pairs]
@@ -101,12 +103,12 @@ class Schedule(Leases):
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
     ) -> list[tuple[Any, ...]]:
-        """Return wake time, key and queue of runs that are due at `now`, or at present."""
+        """Return wake time, key and queue of runs that are due at `now`, by default at present."""
         if drives is None:
             ranges = await self._all_ranges(queues)
         else:
             ranges = self._drivable(drives, queues)
-        # What is due at present is unowned or orphaned.
+        # A run that is due at present is unowned or orphaned.
         rows = await self._due_in(ranges, now, "" if now is None else search.NOT_LEASED)
         return _earliest(rows, limit, queues)
 
@@ -136,7 +138,7 @@ class Schedule(Leases):
         return search.DUE % (of_kind, f"{condition} AND {prefix.sql}"), values
 
     def _drivable(self, drives: Sequence[Drivable], queues: Mapping[str, int]) -> Sequence[_Range]:
-        """Return the ranges of what a worker can drive."""
+        """Return the ranges of the runs that a worker can drive."""
         versions: dict[str, list[tuple[int, int]]] = {}
         for drivable in drives:
             # Every Drivable of a workflow includes version 0.
@@ -166,9 +168,7 @@ class Schedule(Leases):
     async def _pairs(
         self, after: tuple[str, str], high: str, most: int = _PAIRS
     ) -> tuple[list[tuple[Any, ...]], tuple[str, str] | None]:
-        """Return queues with their workflows, from after this pair to below `high`; and the pair
-        after which to continue.
-        """
+        """Return pairs of queue and workflow between two limits, and where to continue."""
         if self._statements.dialect.walks_recursively:
             rows = (await self._run(search.KINDS_BY_LOOKUP, *after, high, most)).rows
         else:
@@ -179,7 +179,7 @@ class Schedule(Leases):
     async def _next_kinds(
         self, queue: str, kind: str, high: str, most: int
     ) -> Sequence[tuple[Any, ...]]:
-        """Return the pairs after one, each by a statement of its own."""
+        """Return the pairs after a given one, with one statement per pair."""
         rows: list[tuple[Any, ...]] = []
         while len(rows) < most:
             found = (await self._run(search.NEXT_KINDS, queue, kind, queue, high)).rows
@@ -191,25 +191,26 @@ class Schedule(Leases):
 
 
 def _continued(last: tuple[Any, ...], high: str) -> tuple[str, str] | None:
-    """Return the pair after which to continue when this was the last one."""
+    """Return the pair after which to continue, given the last row."""
     queue, kind = last
     if queue is None or queue >= high:
         return None
-    # Without a workflow the queue is at its end; no name is between it and the next.
+    # No workflow means the end of the queue. No name sorts between it and that name followed by
+    # U+0001.
     return (queue, kind) if kind is not None else (f"{queue}\x01", "")
 
 
 def _earliest(
     rows: Sequence[tuple[Any, ...]], limit: int, queues: Mapping[str, int]
 ) -> list[tuple[Any, ...]]:
-    """Return the first of these rows, and of each queue at most as many as it may yield."""
+    """Return the first rows, within the limits of their queues."""
     by_queue = groupby(sorted(rows, key=lambda row: (row[2], row[0])), lambda row: row[2])
     due = [row for queue, group in by_queue for row in islice(group, queues[queue])]
     return sorted(due, key=lambda row: row[:2])[:limit]
 
 
 def _joined(intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the intervals without overlaps: a run in two of them would be found twice."""
+    """Merge overlapping intervals: a run in two of them would be found twice."""
     current: tuple[int, int] | None = None
     for first, last in sorted(interval for interval in intervals if interval[0] <= interval[1]):
         if current is not None and first <= current[1] + 1:

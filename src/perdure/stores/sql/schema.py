@@ -6,7 +6,8 @@ from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient, query
 from perdure.stores.sql.dialects import Statements
 
-# More than a first set-up has statements: each may fail once because of another process.
+# More than the number of statements of a first set-up: each may fail once because of another
+# process.
 _ATTEMPTS = 60
 
 

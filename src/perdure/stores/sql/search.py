@@ -1,7 +1,7 @@
 """Searches of `SqlStore`: walks along an index, a part at a time.
 
-A walk ends when enough runs were found, or `EXAMINED` runs were examined. The database leaves out
-most runs that do not match; the rest are left out here, so that each rule is written once.
+A walk ends when enough runs were found, or `EXAMINED` runs were examined. The database filters out
+most runs that do not match; the others are filtered here, so that each rule is written only once.
 """
 
 from base64 import b64decode
@@ -31,23 +31,23 @@ from perdure.stores.sql.executor import Executor, chunks, digest, read_names
 _ALL_STATUSES: Sequence[RunStatus] = get_args(RunStatus)
 _ALL_WORKFLOWS = 2**31 - 1
 _LAST_CHARACTER = "\U0010ffff"
-# Runs whose ids have a prefix are read by their ids if they are at most so many.
+# If at most this many runs have a prefix, they are all read by id.
 _FEW = 1000
-# How many runs a search with filters examines first, and how much more each time.
+# How many runs a search with filters examines first, and the factor by which this grows.
 _FIRST_PART, _GROWTH = 250, 4
-# How many ranges one statement merges or counts.
+# The maximum number of ranges that one statement merges, or counts.
 _MAX_RANGES, _COUNTED_RANGES = 100, 50
 
 
-# The time of a run, by which a search is ordered, and its key.
+# The time by which a search orders a run, and the run's key.
 _Place: TypeAlias = tuple[int, str]
 
 
 class _Walk(NamedTuple):
-    """Ranges of an index in which a search walks.
+    """The index ranges of a search.
 
-    `above` and `below` are words for the places on both sides of one; `filters` is what the walk
-    leaves to be examined.
+    `above` and `below` name the conditions for places on either side of a given one; `filters` are
+    the conditions that the ranges do not cover.
     """
 
     range: str
@@ -70,7 +70,7 @@ class Search(Executor):
         return await self._search(await self._walk(query), query, limit, place)
 
     async def _search(self, walk: _Walk, query: Query, limit: int, place: _Place | None) -> Found:
-        """Walk until enough runs were found, the end was reached, or too many were examined."""
+        """Walk until enough runs are found, the end is reached, or too many runs were examined."""
         is_filtered = self._prefix or query.queue is not None or query.prefix or query.tags
         part = max(limit, _FIRST_PART) if is_filtered else limit
         runs: list[RunSummary] = []
@@ -104,7 +104,7 @@ class Search(Executor):
         """Count runs by workflow and status."""
         groups = await self._groups(query, None)
         counted = await self._count(groups, cap + 1)
-        # Too few of those that were examined are shown: examine more.
+        # Too few of the examined runs are visible: examine more.
         hidden = [group for group, (examined, n) in counted.items() if n <= cap < examined]
         most = cap + EXAMINED
         counted |= await self._count(hidden, most)
@@ -115,7 +115,7 @@ class Search(Executor):
         ]
 
     async def _few(self, query: Query) -> list[RunSummary] | None:
-        """Return all runs whose ids have the prefix, unless they are many."""
+        """Return all runs whose ids begin with the prefix, unless there are too many."""
         ids = in_prefix(self._prefix + query.prefix)
         counted = await self._run(sql.COUNT_IDS % ids.sql, *ids.values, _FEW + 1)
         [(number,)] = counted.rows
@@ -144,7 +144,7 @@ class Search(Executor):
     async def _groups(
         self, query: Query, most: int | None
     ) -> Sequence[tuple[str | None, RunStatus]]:
-        """Return the pairs of workflow and status in a query; perhaps too many, if `most` is."""
+        """Return the groups that a query covers; stop once there are more than `most` workflows."""
         workflows: Sequence[str | None] = query.workflows or await self._workflows(most)
         return [*product(workflows, query.statuses or _ALL_STATUSES)]
 
@@ -161,7 +161,7 @@ class Search(Executor):
         return [*dict.fromkeys([*(workflow for (workflow,) in rows), None])]
 
     async def _next_workflows(self, limit: int) -> Sequence[tuple[Any, ...]]:
-        """Return the workflows that runs have, each by a statement of its own."""
+        """Return the workflows that runs have, with one statement per workflow."""
         rows: list[tuple[Any, ...]] = []
         kind = ""
         while len(rows) < limit and (found := (await self._run(sql.NEXT_WORKFLOW, kind)).rows):
@@ -188,7 +188,7 @@ class Search(Executor):
             if key is None:
                 continue
             run = self._summary(key, *columns)
-            # A tag of an earlier run with the same id has another time.
+            # A tag of an earlier run with the same id has a different time.
             is_current = not query.tags or run.created_at == from_microseconds(time)
             if is_current and matches(query, run):
                 yield run
@@ -196,7 +196,7 @@ class Search(Executor):
     async def _count(
         self, groups: Sequence[tuple[str | None, RunStatus]], most: int
     ) -> dict[tuple[str | None, RunStatus], tuple[int, int]]:
-        """Return how many runs of each group were examined, at most `most`, and are shown."""
+        """Return how many runs of each group were examined, up to `most`, and are visible."""
         shown = all_of(is_shown(self._prefix, Query()))
         counted: dict[tuple[str | None, RunStatus], tuple[int, int]] = {}
         for chunk in chunks(groups, _COUNTED_RANGES):

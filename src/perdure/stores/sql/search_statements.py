@@ -1,7 +1,7 @@
-"""The statements of `SqlStore` that find runs by an index, see `statements`.
+"""The statements of `SqlStore` that find runs by an index; see `statements`.
 
-A `%s` is filled by the code that runs the statement: with conditions, or with the ranges of an
-index, each of which is limited by itself, so that a database reads no more of it than that.
+The code that runs a statement fills its `%s` with conditions, or with ranges of an index. Each
+range has its own limit, so that the database reads no more of it than necessary.
 """
 
 # One range of the due index.
@@ -37,8 +37,8 @@ KINDS_BY_LOOKUP = """
     )
     SELECT pair.queue, pair.kind FROM pair WHERE pair.n > 0 ORDER BY pair.n
 """
-# The next workflow of a queue, and the first of the next queue. MariaDB returns other values of
-# virtual columns if it sorts them: they are only selected in the order of the index.
+# The next workflow of a queue, and the first of the next queue. MariaDB returns wrong values of
+# virtual columns when it sorts them, so they are only selected in index order.
 NEXT_KINDS = """
     SELECT * FROM (
         SELECT run.lane, run.kind FROM $runs AS run FORCE INDEX ($due_idx)
@@ -51,7 +51,7 @@ NEXT_KINDS = """
     ) AS following
 """
 
-# The last name is NULL: it stands for runs without a workflow.
+# The last name is NULL, which stands for runs without a workflow.
 WORKFLOWS_BY_LOOKUP = """
     WITH RECURSIVE workflow (kind, n) AS (
         SELECT (SELECT MIN($kind) FROM $runs AS run), 1
@@ -124,7 +124,7 @@ SUMMARIES = """
     FROM $runs AS run WHERE run.id IN ([?], ...)
 """
 
-# How many runs of a workflow have a status, of those that are examined.
+# How many of the examined runs of a workflow have a status.
 COUNT_GROUP = """
     SELECT $number AS place, COUNT(*) AS examined, COUNT(CASE WHEN %s THEN 1 END) AS number
     FROM (SELECT run.id FROM $runs AS run WHERE %s ORDER BY run.updated_at LIMIT ?) AS run

@@ -1,8 +1,8 @@
 """The statements of `SqlStore`, for any database and any client.
 
-A client commits each statement by itself, so a process may end, or another one interfere, between
-any two. Each statement therefore leaves a state that loads correctly, and a verb of several
-statements relies on their order:
+A client commits each statement separately, so a process may crash, or another one interfere,
+between any two. Each statement therefore leaves a state that loads correctly, and an operation of
+several statements relies on their order:
 
 * An entry is written by a statement that locks its run or writes nothing: the fence. An epoch is
   open while its run has an owner; a rest and a release end both.
@@ -14,19 +14,19 @@ statements relies on their order:
   and only if its inbox has no message and none was sent in the meantime (`deliveries`).
 * The epoch of a deleted run is stored in the floor before the run is deleted.
 * A run's tags are written to their table before the run itself is created or changed. A row there
-  counts only while a run has its id, time of creation and tag, so that one that a crash has left
-  behind is ignored. Those of a deleted run are not newer than the floor.
-* A message is sent, then wakes its run, then is counted, each time that it is sent. Of the messages
-  in an inbox, the sender of the last one thus counts all of them. The count is that of an index
-  range. It includes messages whose consumer crashed before it could mark them, until the run's next
-  owner does.
+  counts only while a run has its id, time of creation and tag, so a row that a crash left behind is
+  ignored. The rows of a deleted run are not newer than the floor.
+* Each time a message is sent, it is inserted, then it wakes its run, then it is counted. The sender
+  of the last message in an inbox thus counts all of them. The count is that of an index range. It
+  includes messages whose consumer crashed before it could mark them, until the run's next owner
+  does.
 
-`$name` is a word of the dialect, a table or a fragment; `?` is a value; `[item] separator ...` is
-repeated as often as a call needs. MySQL assigns from left to right and reads what it has just
-assigned: a column is read before it is set.
+`$name` is a term of the dialect, a table or a fragment; `?` is a value; `[item] separator ...` is
+repeated as often as needed. MySQL assigns from left to right and sees its own assignments, so a
+column is always read before it is set.
 """
 
-# Parts that several statements share. Each may use those before it.
+# Parts that several statements share. Each part may use the parts before it.
 FRAGMENTS = {
     "new_epoch": "$greatest($now, (SELECT lowest.epoch + 1 FROM $floor AS lowest WHERE id = 1))",
     "after_fold": """
@@ -165,14 +165,14 @@ ADD_TAGS = """
     FROM ([SELECT $key AS tag, $number AS created_at, $key AS run] UNION ALL ...) AS item
     WHERE 1 = 1 $or_ignore
 """
-# Tags that were written for a run that another process has created.
+# Tags that were written for a run that another process then created.
 DELETE_UNUSED_TAGS = """
     DELETE FROM $tags
     WHERE run IN ([?], ...) AND created_at = ? AND NOT EXISTS (
         SELECT 1 FROM $runs AS run WHERE run.id = $tags.run AND $created = $tags.created_at
     )
 """
-# Not while an owner may be writing tags for its rest, or after that.
+# Not while an owner may be writing tags for its rest, or has written them.
 DELETE_OTHER_TAGS = """
     DELETE FROM $tags
     WHERE run = ? AND tag NOT IN ([?], ...) AND EXISTS (
@@ -258,7 +258,7 @@ LEASE = """
         run.owner IS NULL OR run.owner = ? OR run.wake_at <= $now OR run.owner = ?
     )
 """
-# A run that was claimed and is due again, perhaps with another version, has another wake time.
+# A run that was claimed and is due again, perhaps with another version, has a different wake time.
 CLAIM = """
     UPDATE $runs AS run SET $lease
     WHERE run.id IN ([?], ...) AND run.wake_at IN ([?], ...) AND run.wake_at <= $now
@@ -304,8 +304,8 @@ RELEASE = """
     WHERE [(id = ? AND owner = ? AND epoch = ?)] OR ...
 """
 
-# One statement has messages to one run, whose row it locks: their numbers are in the order in which
-# they are committed.
+# A statement contains messages to one run only and locks the run's row, so that messages are
+# numbered in the order in which they are committed.
 SEND = """
     $insert $inbox (run, created_epoch, name, digest, payload, sent_at, dedup, ticket)
     SELECT run.id, run.created_epoch, item.name, item.digest, item.payload, $now, item.dedup,

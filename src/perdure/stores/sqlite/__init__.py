@@ -29,9 +29,9 @@ def sqlite(
 ) -> SqliteStore:
     """Return a store on a SQLite file, created on first use; `":memory:"` is for tests.
 
-    With `durability="full"` a write that returned survives a power cut; with `"normal"` a power
-    cut may lose the most recent writes. `busy_timeout` is how long to wait for another process's
-    transaction. Workers notice within about 20 ms what other processes write to the file.
+    With `durability="full"` a completed write survives a power loss; with `"normal"` a power loss
+    may lose the most recent writes. `busy_timeout` is how long to wait for another process's
+    transaction. Workers notice changes by other processes within about 20 ms.
 
         store = sqlite("workflow.db", prefix="orders:")
     """

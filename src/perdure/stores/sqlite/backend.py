@@ -47,7 +47,7 @@ _SMALL = 64 * 1024
 
 
 class SqliteSchemaBackend(ABC):
-    """Runs verbs, and turns what they return into records."""
+    """Runs operations, and turns their results into records."""
 
     def __init__(self, statements: Statements, prefix: str, now: Callable[[], int | None]) -> None:
         self._runs = RunVerbs(statements, check_prefix(prefix), now)
@@ -61,19 +61,19 @@ class SqliteSchemaBackend(ABC):
     async def _write(
         self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
     ) -> T:
-        """Run a verb and return its result once it is committed.
+        """Run an operation and return its result once it is committed.
 
-        A `repeatable` verb may be run again if its answer is lost: it is fenced or numbered. An
-        `inline` one is a single small write.
+        A `repeatable` operation may be run again if its reply is lost, because it is fenced or
+        numbered. An `inline` operation is a single small write.
         """
 
     @abstractmethod
     async def _read(self, verb: Callable[[], Verb[T]]) -> T:
-        """Run a verb that only reads, and return its result."""
+        """Run an operation that only reads, and return its result."""
 
     @abstractmethod
     async def _session(self) -> Session:
-        """Return a transaction that has not begun."""
+        """Return a transaction that has not begun yet."""
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
         await self._write(partial(self._runs.save, id, data, workflow, rest))
@@ -144,7 +144,7 @@ class SqliteSchemaBackend(ABC):
             verdict = await session.begin(partial(self._runs.fence, id, epoch))
             if verdict is Verdict.ACCEPTED:
                 entry = await session.enter(work, Transaction(session))
-                # If the entry existed already, the user's writes did too, and these roll back.
+                # If the entry already existed, so did the user's writes, and these are rolled back.
                 await session.finish(partial(self._runs.record, entry))
             return verdict
         finally:

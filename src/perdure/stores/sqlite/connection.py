@@ -1,4 +1,4 @@
-"""Connections to a SQLite file: opening them, running verbs, waiting for locks, errors."""
+"""Connections to a SQLite file: opening them, running operations, waiting for locks, errors."""
 
 import sqlite3
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def open_connection(
         switch = partial(connection.execute, "PRAGMA journal_mode = WAL")
         retry_while_busy(switch, path, busy_timeout)
         connection.execute(f"PRAGMA synchronous = {durability}")
-        # SQLite sets aside rows to update and pages before a trigger; doing so in a file costs more
-        # than the statement itself.
+        # SQLite keeps rows to update, and pages before a trigger, in a temporary store; a file for
+        # that costs more than the statement itself.
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()
@@ -77,7 +77,7 @@ def execute(connection: sqlite3.Connection, statement: Statement) -> Outcome:
 
 
 def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
-    """Run all rounds of a verb on this connection and return its result."""
+    """Run all rounds of an operation on this connection and return its result."""
     try:
         statements = next(verb)
         while True:
@@ -89,7 +89,7 @@ def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
 
 def begin(connection: sqlite3.Connection, path: str, busy_timeout: timedelta) -> None:
     """Begin a transaction that may write."""
-    # IMMEDIATE: a transaction that starts by reading cannot wait for the write lock later.
+    # IMMEDIATE, because a transaction that starts by reading cannot wait for the write lock later.
     retry_while_busy(partial(connection.execute, "BEGIN IMMEDIATE"), path, busy_timeout)
 
 
@@ -106,7 +106,7 @@ def rollback(connection: sqlite3.Connection) -> bool:
 
 
 def translate_error(error: BaseException, path: str) -> BaseException:
-    """Return a driver's error as a `StoreError` with that cause, and any other unchanged."""
+    """Translate a driver's error to a `StoreError`; return any other error unchanged."""
     if isinstance(error, UnicodeEncodeError | OverflowError):
         translated = StoreError(f"{path}: a value cannot be stored: {error}")
     elif isinstance(error, sqlite3.Error):

@@ -1,4 +1,4 @@
-"""The verbs on inboxes: which statements they send, see `runs`."""
+"""The operations on inboxes; see `runs`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -22,8 +22,9 @@ SEND = """
     ON CONFLICT DO NOTHING
 """
 
-# Reads the inbox instead of relying on the statement before, so it can be repeated safely. With
-# CASE, since SQLite would look for the message first, among all those of a run that awaits none.
+# Reads the inbox instead of relying on the previous statement, so that it can be repeated safely.
+# With CASE, because SQLite would otherwise look for the message first, even for a run that awaits
+# none.
 WAKE_IF_MESSAGE = """
     UPDATE $runs SET wake_at = e.now
     FROM (
@@ -52,7 +53,7 @@ INBOX = """
 
 
 class Recipient(NamedTuple):
-    """A run before messages are sent to it; `duplicates` are dedup ids it has received."""
+    """A run before messages are sent to it; `duplicates` are dedup ids that it has received."""
 
     status: RunStatus
     unconsumed: int
@@ -65,13 +66,13 @@ def read_message(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
 
 
 class InboxVerbs(Verbs):
-    """The verbs that send messages and read them."""
+    """The operations that send and read messages."""
 
     def send(self, messages: Sequence[NewMessage]) -> Verb[Sequence[Receipt]]:
         """Put messages in inboxes and wake the runs that wait for them.
 
-        The round is atomic, so the state in which the recipients were before it determines what
-        becomes of each message.
+        The round is atomic, so the previous state of the recipients determines the outcome of each
+        message.
         """
         now, many = self._now(), self._statements.many
         keys = [self._prefix + message.to for message in messages]
@@ -86,7 +87,7 @@ class InboxVerbs(Verbs):
         return [*_receipts(keys, messages, _read_recipients(found))]
 
     def inbox(self, id: str, after: str | None, limit: int | None) -> Verb[Sequence[Message]]:
-        """Return the run's messages that were not consumed."""
+        """Return the run's unconsumed messages."""
         [messages] = yield [
             self._statement(
                 INBOX,

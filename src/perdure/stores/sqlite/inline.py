@@ -1,7 +1,8 @@
 """Commits on the event loop, for a single small write on a fast disk while nothing else is ready.
 
-Handing a write to another thread and its result back takes about as long as the commit itself, as
-both threads sleep and must be woken. Many writes share that cost; a single one need not pay it.
+Handing a write to another thread, and its result back, takes about as long as the commit itself,
+because both threads sleep and must be woken. Many writes share that cost; this way a single write
+avoids it.
 """
 
 import sqlite3
@@ -26,10 +27,10 @@ _COMMITS_PER_CHECKPOINT = 250
 class InlineCommit:
     """A connection for single writes, which never waits for a lock.
 
-    `checkpoint` is called when another thread should move the log into the file: that takes too
+    `checkpoint` is called when another thread should move the log into the file, which takes too
     long for the event loop. Until that thread has called `checkpointed`, nothing is committed here:
-    SQLite starts the log from its beginning only if nothing was appended during the checkpoint, so
-    a commit beside each of them would let it grow without bound.
+    SQLite restarts the log only if nothing was appended during the checkpoint, so concurrent
+    commits would let it grow without bound.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class InlineCommit:
         self._average_seconds = 0.0
 
     def record_duration(self, seconds: float) -> None:
-        """Take the duration of a commit, here or in the writer thread, into the average."""
+        """Update the average duration of a commit, here or in the writer thread."""
         self._average_seconds += (seconds - self._average_seconds) * _WEIGHT
 
     def commit(self, verb: Callable[[], Verb[T]]) -> tuple[T] | None:
-        """Commit a verb and return its result; `None` if the writer thread should run it."""
+        """Commit an operation and return its result; `None` if the writer thread should run it."""
         if self._average_seconds > _FAST_SECONDS or self._is_checkpointing or _is_loop_busy():
             return None
         if not self._lock.acquire(blocking=False):
@@ -96,5 +97,5 @@ class InlineCommit:
 
 
 def _is_loop_busy() -> bool:
-    # A loop that does not tell, such as uvloop's, counts as busy.
+    # A loop that does not expose this, such as uvloop's, counts as busy.
     return has_ready_callbacks() is not False

@@ -1,4 +1,4 @@
-"""Verbs in a transaction of the caller, on the caller's own connection to the file."""
+"""Run operations in the caller's transaction, on the caller's own connection to the file."""
 
 import os
 import sqlite3
@@ -26,16 +26,17 @@ _TABLE = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = :ta
 
 
 async def join(connection: Any, database: Database, table: str, *, begun: bool) -> Execute:
-    """Return what executes statements in the transaction that is open on a connection."""
+    """Return a function that executes statements in the open transaction of a connection."""
     if isinstance(connection, Transaction):
         return await _join_own(connection, database)
     execute = _executor(connection)
     if not connection.in_transaction:
-        # Python's sqlite3 begins transactions by itself before it writes; this one is ours to
-        # begin, as nothing has been written in the transaction of SQLAlchemy.
+        # Python's sqlite3 begins transactions itself before a write. We begin this one, because
+        # nothing has been written in SQLAlchemy's transaction yet.
         if not begun or connection.isolation_level is None:
             raise no_transaction(connection)
-        # IMMEDIATE: a transaction that starts by reading cannot wait for the write lock later.
+        # IMMEDIATE, because a transaction that starts by reading cannot wait for the write lock
+        # later.
         await execute(Statement("BEGIN IMMEDIATE", ()))
     main = next(row[2] for row in (await execute(_FILES)).rows if row[1] == "main")
     if not _is_same_file(main, database.path):
@@ -46,7 +47,7 @@ async def join(connection: Any, database: Database, table: str, *, begun: bool) 
 
 
 async def _check_tables(execute: Execute, path: str, table: str) -> None:
-    """Raise if the store has not been used: the caller may have locked the file by now."""
+    """Raise if the store has not been used yet: the caller may already have locked the file."""
     [(tables,)] = (await execute(Statement(_TABLE, {"table": table}))).rows
     if not tables:
         raise StoreError(
@@ -56,7 +57,7 @@ async def _check_tables(execute: Execute, path: str, table: str) -> None:
 
 
 async def drive_in(execute: Execute, verb: Verb[T], path: str) -> T:
-    """Run all rounds of a verb and return its result."""
+    """Run all rounds of an operation and return its result."""
     try:
         statements = next(verb)
         while True:
@@ -95,7 +96,7 @@ def _executor(connection: Any) -> Execute:
 def _plain(connection: sqlite3.Connection) -> Execute:
     async def execute(statement: Statement) -> Outcome:
         cursor = connection.cursor()
-        # That of the user may return anything.
+        # The user's row factory may return anything.
         cursor.row_factory = None
         cursor.execute(statement.sql, statement.values)
         rows = cursor.fetchall() if cursor.description else ()

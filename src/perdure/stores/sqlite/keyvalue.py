@@ -66,13 +66,13 @@ _PURGE = """
 
 
 class Run(Protocol):
-    """Runs a verb in a transaction and returns its result."""
+    """Runs an operation in a transaction and returns its result."""
 
     async def __call__(self, verb: Callable[[], Verb[T]], /) -> T: ...
 
 
 class KeyValueTable(KeyValueBackend):
-    """Strings in one table of a database with SQLite's language, on any transport.
+    """Strings in one table of a database with SQLite's SQL, on any transport.
 
     `now` returns the time in microseconds, or `None` to use the database's clock.
     """
@@ -127,14 +127,14 @@ class KeyValueTable(KeyValueBackend):
         return outcome.rows
 
     async def _write(self, template: str, **values: Value) -> bool:
-        """Run a statement and return whether it changed rows; also delete some expired ones."""
+        """Run a statement and return whether it changed rows; also delete some expired rows."""
         outcome, _ = await self._run_write(self._verb(template, values, _PURGE))
         return outcome.changed > 0
 
     def _verb(
         self, template: str, values: Mapping[str, Value], purge: str | None = None
     ) -> Callable[[], Verb[Sequence[Outcome]]]:
-        # The threads keep their last verb, which must not keep the store alive.
+        # The threads keep a reference to their last operation, which must not keep the store alive.
         return partial(_execute, self._sql(template), values, purge and self._sql(purge), self._now)
 
     def _sql(self, template: str) -> str:
@@ -178,6 +178,6 @@ def _execute(
     time: Mapping[str, Value] = {"now": now()}
     statements = [Statement(script, {**values, **time})]
     if purge is not None:
-        # A server refuses values that a statement does not use.
+        # A server rejects values that a statement does not use.
         statements.append(Statement(purge, time))
     return (yield statements)

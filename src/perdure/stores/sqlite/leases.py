@@ -1,4 +1,4 @@
-"""The verbs on leases: which statements they send, see `runs`."""
+"""The operations on leases; see `runs`."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from perdure.stores.sqlite.runs import (
 )
 from perdure.stores.sqlite.statements import Outcome, Row, Statement
 
-# CREATE returns two columns after the id: the others are those the run was created with.
+# CREATE returns two columns after the id; the others are known from the request.
 _CREATED_COLUMNS = 2
 
 
@@ -56,17 +56,17 @@ class Contents(NamedTuple):
 
 
 class LeaseVerbs(Verbs):
-    """The verbs that grant, renew and end leases."""
+    """The operations that grant, renew and end leases."""
 
     def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
-        """Return for each request its lease, or `None`."""
+        """Return a lease or `None` for each request."""
         leased: list[Leased | None] = []
         for distinct in _split_by_run(requests):
             leased += yield from self._acquire(distinct)
         return (yield from self._with_journals(leased))
 
     def owners(self, ids: Sequence[str]) -> Verb[Sequence[Ownership | None]]:
-        """Return who has the lease of each run; `None` for a missing run."""
+        """Return the owner of each run; `None` for a missing run."""
         keys = [self._prefix + id for id in ids]
         [runs] = yield [self._statement(sql.LEASE_EXPIRIES, ids=json_text(keys))]
         found = {key: _ownership(owner, wake_at) for key, owner, wake_at in runs.rows}
@@ -97,7 +97,7 @@ class LeaseVerbs(Verbs):
         return [(self._prefix + one.id, one.owner, one.epoch, value, now) for one in leases]
 
     def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
-        """Return for each request its lease, or `None`; no two are for the same run."""
+        """Return a lease or `None` for each request; no two are for the same run."""
         existing: list[Row] = []
         new: list[Row] = []
         time = self._now_and_stamp()
@@ -121,8 +121,8 @@ class LeaseVerbs(Verbs):
     def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
         """Add the entries since the snapshot, and the messages.
 
-        This may be a transaction of its own. A run that was lost or saved in the meantime is left
-        out: its snapshot is no longer the one that came with the lease.
+        This may be a separate transaction. A run that was lost or saved in the meantime is left
+        out, because the snapshot that came with the lease is outdated.
         """
         keys = [self._prefix + one.lease.id for one in leased if one and not one.created]
         if not keys:
@@ -162,7 +162,7 @@ class LeaseVerbs(Verbs):
 
 
 def _split_by_run(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRequest]]:
-    """Yield the requests in order, in parts: a statement leases each run once."""
+    """Yield the requests in order, in parts that contain each run only once."""
     start, ids = 0, set[str]()
     for at, request in enumerate(requests):
         if request.id in ids:
@@ -173,7 +173,7 @@ def _split_by_run(requests: Sequence[LeaseRequest]) -> Iterator[Sequence[LeaseRe
 
 
 def _ownership(owner: str | None, wake_at: int | None) -> Ownership:
-    """Return the owner, and its lease's end; the wake time of an unowned run is something else."""
+    """Return the owner and the end of its lease; an unowned run's wake time has another meaning."""
     expires_at = None if owner is None or wake_at is None else from_microseconds(wake_at)
     return Ownership(owner, expires_at)
 

@@ -1,4 +1,4 @@
-"""Notifications that a run in a SQLite file may have become due, in any process."""
+"""Notifications about runs in a SQLite file that may have become due, in any process."""
 
 import sqlite3
 from collections.abc import Callable, Generator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from perdure.stores._watching import Look
 from perdure.stores.sqlite.connection import is_busy, translate_error
 
-# The newest due runs of each queue and workflow: a run that becomes due now is among them. What is
-# left to the workers' polling is a run with a wake time in the past, behind twenty others that no
-# worker claims, and one behind fifty queues. The last range of each queue has the runs without a
+# The newest due runs of each queue and workflow: a run that becomes due now is among them. Only a
+# run with a wake time in the past behind twenty others that no worker claims, or behind fifty
+# queues, is left to the workers' polling. The last range of each queue has the runs without a
 # workflow. The prefix is compared afterwards, so that not all due runs of other stores in the table
 # are read.
 NEWEST_DUE = """
@@ -47,12 +47,12 @@ NEWEST_DUE = """
 
 
 class DueWatch:
-    """Notices runs that became due since the last look.
+    """Detects runs that became due since the last check.
 
     SQLite's `data_version` changes with every commit of another connection, and this connection
-    never commits. A change says little, as every step of every process is one, so the newest due
-    runs are read next. Those of the last look are not new: a run that no worker claims, such as one
-    of a workflow that none of them knows, is reported once.
+    never commits. A change alone says little, because every step of every process is one, so the
+    newest due runs are read next. Runs of the last check are not new: a run that no worker claims,
+    for example because its workflow is unknown, is reported only once.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class DueWatch:
         self._known: set[tuple[object, ...]] = set()
 
     def look(self) -> bool:
-        """Return whether there is a due run that was not due at the last look."""
+        """Return whether there is a due run that was not due at the last check."""
         try:
             return self._look()
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-            return False  # nothing was remembered: the next look finds it
+            return False  # nothing was remembered: the next check finds it
 
     def _look(self) -> bool:
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
@@ -81,7 +81,7 @@ class DueWatch:
         values = {"now": self._now(), "prefix": self._prefix}
         due = {*self._connection.execute(self._newest_due, values)}
         is_new = not due <= self._known
-        # The version was read before the runs: a commit in between is a change at the next look.
+        # The version was read before the runs, so a commit in between is noticed by the next check.
         self._version, self._known = version, due
         return is_new
 
@@ -94,11 +94,11 @@ def watching(
     prefix: str,
     now: Callable[[], int],
 ) -> Generator[Look, None, None]:
-    """Return a function that looks for new due runs, on a connection of its own."""
+    """Yield a function that checks for new due runs, on its own connection."""
     try:
         connection = connect()
         try:
-            connection.execute("PRAGMA busy_timeout = 0")  # it looks again soon
+            connection.execute("PRAGMA busy_timeout = 0")  # it is called again soon
             yield DueWatch(connection, newest_due, prefix, now).look
         finally:
             connection.close()

@@ -1,8 +1,9 @@
-"""The verbs on runs: which statements they send to a database with the SQLite schema.
+"""The operations on runs, as statements for a database with the SQLite schema.
 
-A verb is a generator. It yields rounds of statements, receives their outcomes and returns the
-result. It does no I/O, so a file and a server share the same verbs. Each round is atomic. A verb
-is correct whether all of its rounds share one transaction or each is committed by itself.
+An operation is a generator. It yields rounds of statements, receives their outcomes and returns the
+result. It does no I/O, so files and servers share the same operations. Each round is atomic. An
+operation is correct whether all of its rounds share one transaction or each is committed
+separately.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -65,11 +66,11 @@ def to_stamp(time: datetime) -> str:
 
 
 def read_stamp(listed_at: str) -> datetime:
-    """Return the time at which a run was last updated."""
+    """Return when a run was last updated."""
     try:
         return datetime.fromisoformat(listed_at)
     except ValueError:
-        # Written by another program: a date that SQLite accepts and Python does not.
+        # Written by another program: a date that SQLite accepts but Python does not.
         return from_microseconds(0)
 
 
@@ -97,10 +98,10 @@ class Verbs:
 
 
 class RunVerbs(Verbs):
-    """The verbs that do not lease runs."""
+    """The operations that do not lease runs."""
 
     def load(self, id: str) -> Verb[tuple[Sequence[bytes], datetime] | None]:
-        """Return the snapshot, the entries after it in order, and when the former was written."""
+        """Return the snapshot, the entries after it in order, and when the snapshot was written."""
         [run] = yield [self._statement(sql.LOAD, id=self._prefix + id)]
         if not run.rows:
             return None
@@ -137,7 +138,7 @@ class RunVerbs(Verbs):
         ]
 
     def record(self, entry: Entry) -> Verb[bool]:
-        """Write one entry and return whether it was both allowed and new."""
+        """Write one entry and return whether it was both accepted and new."""
         return (yield from self._write_all([entry]))
 
     def fence(self, id: str, epoch: int) -> Verb[Verdict]:
@@ -146,7 +147,7 @@ class RunVerbs(Verbs):
         return _verdict(run.rows[0][0] if run.rows else None)
 
     def _write_all(self, entries: Sequence[Entry]) -> Verb[bool]:
-        """Write the entries and return whether each was both allowed and new."""
+        """Write the entries and return whether each was both accepted and new."""
         consumed: list[Row] = []
         additions: list[Row] = []
         rests: list[Row] = []
@@ -166,8 +167,9 @@ class RunVerbs(Verbs):
             else:
                 rest = *rest_columns(entry.rest), *header_columns(entry.rest)
                 rests.append((*epoch, entry.n, decode_text(entry.data), *rest))
-        # An entry has its place by epoch and number, so the order of writing is free, except that
-        # a consumed message must not wake the run it suspends, and a deletion comes last.
+        # Entries are ordered by epoch and number, so they can be written in any order, except that
+        # a consumed message must not wake the run that is being suspended, and a deletion comes
+        # last.
         many = self._statements.many
         before = many(sql.CONSUME_DEDUPLICATED, consumed) + many(sql.CONSUME, consumed)
         writes = many(sql.APPEND, additions)
@@ -194,6 +196,6 @@ def _last_deletions(entries: Sequence[Entry]) -> Mapping[str, int]:
 def _verdict(is_accepted: bool | None, *, deletes: bool = False) -> Verdict:
     """Return the verdict; `None` means that the run does not exist."""
     if is_accepted is None:
-        # Deleted by this write, or by an earlier one whose answer was lost.
+        # Deleted by this write, or by an earlier one whose reply was lost.
         return Verdict.ACCEPTED if deletes else Verdict.UNKNOWN
     return Verdict.ACCEPTED if is_accepted else Verdict.FENCED

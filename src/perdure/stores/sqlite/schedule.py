@@ -1,4 +1,4 @@
-"""The verbs on the schedule: which statements they send, see `runs`."""
+"""The operations on the schedule; see `runs`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ DueRow: TypeAlias = tuple[int, int, str]
 # SQLite merges up to 500 ranges in one statement.
 _MAX_RANGES = 256
 _LAST_VERSION = 2**63 - 1
-# A blob comes after all text.
+# A blob sorts after all text.
 _AFTER_NAMES = b""
 
 DUE = """
@@ -37,7 +37,7 @@ DUE = """
     LIMIT :most
 """
 
-# A claim looks for runs that are due now: it has no :until, and reads no row for its owner.
+# A claim looks for runs that are due now: it has no :until, and need not read a row for its owner.
 DUE_RANGE = """
     SELECT wake_at, version, id FROM $runs
     WHERE queue = :queue AND workflow IS :workflow$n AND wake_at <= coalesce(:until, $now)
@@ -46,7 +46,8 @@ DUE_RANGE = """
         AND (wake_at <= $now OR owner IS NULL)
 """
 
-# One seek for each workflow, and one that finds no other: its NULL stands for runs without one.
+# One seek per workflow, and a last one that finds none: its NULL stands for runs without a
+# workflow.
 DUE_WORKFLOWS = """
     WITH RECURSIVE workflows (name) AS (
         SELECT ''
@@ -62,8 +63,8 @@ DUE_WORKFLOWS = """
     SELECT name FROM workflows WHERE name IS NOT ''
 """
 
-# One seek for each queue and workflow; after a workflow with due runs, the queue's others are
-# skipped: a blob comes after every name.
+# One seek per queue and workflow. After a workflow with due runs, the rest of the queue is skipped:
+# a blob sorts after every name.
 QUEUES = """
     WITH RECURSIVE ranges (queue, workflow, is_due) AS (
         SELECT :low, '', false
@@ -88,7 +89,7 @@ QUEUES = """
 
 
 class Range(NamedTuple):
-    """Versions of a workflow, both ends included, and `unbound`: 0 if runs without one belong."""
+    """Versions of a workflow, both ends included; `unbound` is 0 to include unversioned runs."""
 
     workflow: str | None
     first: int
@@ -97,7 +98,7 @@ class Range(NamedTuple):
 
 
 class ScheduleVerbs(LeaseVerbs):
-    """The verbs that create runs and find those that are due."""
+    """The operations that create runs and find due runs."""
 
     def enqueue(self, runs: Sequence[NewRun]) -> Verb[Sequence[bool]]:
         """Create runs that wait for a claim; return `False` for each id that existed."""
@@ -129,14 +130,14 @@ class ScheduleVerbs(LeaseVerbs):
         *,
         apart: bool = False,
     ) -> Verb[Sequence[Leased]]:
-        """Lease the runs that are due, earliest first; `apart`: read them in a round of its own."""
+        """Lease the due runs, earliest first; with `apart`, read them in a separate round."""
         leased: list[Leased] = []
         while True:
             left = _left(queues, leased)
             due = yield from self._due(limit - len(leased), drives, left)
             granted = yield from self._claim(due, owner, ttl, apart=apart)
             leased += granted
-            # Between two transactions, others may have claimed some: look for more.
+            # Others may have claimed some between two transactions, so look for more.
             if len(granted) == len(due):
                 return leased
 
@@ -175,7 +176,7 @@ class ScheduleVerbs(LeaseVerbs):
         queues: Mapping[str, int],
         until: int | None = None,
     ) -> Verb[Sequence[DueRow]]:
-        """Return due runs; without `until`, those that are due now."""
+        """Return runs that are due at `until`, by default now."""
         if drives is None:
             ranges = yield from self._all_ranges([*queues])
         else:
@@ -216,7 +217,7 @@ class ScheduleVerbs(LeaseVerbs):
     def _claim(
         self, due: Sequence[DueRow], owner: str, ttl: timedelta, *, apart: bool
     ) -> Verb[Sequence[Leased]]:
-        """Lease these runs, as far as they were not claimed or changed in the meantime."""
+        """Lease these runs, except those that were claimed or changed in the meantime."""
         if not due:
             return []
         ids, latest = json_text([key for _, _, key in due]), due[-1][0]
@@ -242,7 +243,7 @@ def _left(queues: Mapping[str, int], leased: Sequence[Leased]) -> Mapping[str, i
 
 
 def _drivable(drives: Sequence[Drivable]) -> Sequence[Range]:
-    """Return ranges in which every drivable run is once; one without a version is in the first."""
+    """Return ranges that contain every drivable run once; unversioned runs are in the first."""
     ranges: list[Range] = []
     for workflow, first, last in sorted((one.workflow, one.first, one.last) for one in drives):
         previous = ranges[-1] if ranges and ranges[-1].workflow == workflow else None

@@ -1,4 +1,4 @@
-"""Migrations of the SQLite schema: each applied once, even when many processes start together."""
+"""Migrations of the SQLite schema, each applied once, even if many processes start together."""
 
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
@@ -46,11 +46,11 @@ class Schema:
         """Apply the missing migrations in one round: all of them or none."""
         missing = yield from self.missing()
         if missing:
-            # If two processes try at once, the primary key of the versions lets one succeed.
+            # If two processes try at once, the primary key of the versions lets only one succeed.
             yield [statement for step in self._steps(missing) for statement in step]
 
     def migrate_in_transaction(self) -> Verb[None]:
-        """Apply the missing migrations in a round each, which the caller makes one transaction."""
+        """Apply the missing migrations, one per round, in the caller's transaction."""
         missing = yield from self.missing()
         yield from self._steps(missing)
 

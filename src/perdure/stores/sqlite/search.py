@@ -1,6 +1,6 @@
-"""The verbs that find, count and prune runs by their headers, see `runs`.
+"""The operations that find, count and prune runs by their headers; see `runs`.
 
-A search walks an index in order, a part at a time, until it has found enough or has examined
+A search walks an index in order, a part at a time, until it has found enough runs or has examined
 `EXAMINED` runs.
 """
 
@@ -28,15 +28,15 @@ Place: TypeAlias = tuple[Any, str]
 
 _ALL_STATUSES: Sequence[RunStatus] = get_args(RunStatus)
 
-# Runs whose ids have a prefix are read by their ids if they are at most so many.
+# If at most this many runs have a prefix, they are all read by id.
 _FEW = 1000
-# How many runs a search with filters examines for each that it looks for, and how many more with
-# each further statement.
+# How many runs a search with filters examines per result that it needs, and the factor by which
+# this grows with each statement.
 _FIRST_PART, _GROWTH = 4, 8
 # SQLite merges up to 500 ranges in one statement.
 _MAX_RANGES = 256
 
-# A blob comes after all text, and so after all keys.
+# A blob sorts after all text, and so after all keys.
 _AFTER_KEYS = b""
 _UPDATES: tuple[Place, Place] = ("", ""), ("~", "")
 _CREATIONS: tuple[Place, Place] = (-(2**63), ""), (2**63 - 1, "")
@@ -44,9 +44,10 @@ _LAST_CHARACTER = "\U0010ffff"
 
 
 class _Walk(NamedTuple):
-    """An index, or ranges of one, in which a search walks.
+    """An index, or ranges of one, along which a search walks.
 
-    `query` is what the walk itself leaves to be examined, `low` and `high` are its ends.
+    `query` contains the conditions that the walk itself does not cover, `low` and `high` are its
+    ends.
     """
 
     arm: str
@@ -64,7 +65,7 @@ class _Walk(NamedTuple):
 
 
 class SearchVerbs(Verbs):
-    """The verbs that use nothing but headers."""
+    """The operations that use only headers."""
 
     def search(self, query: Query, limit: int, after: Position | None) -> Verb[Found]:
         """Find up to `limit` runs."""
@@ -167,7 +168,7 @@ class SearchVerbs(Verbs):
         return _Walk(sql.BY_STATUS, len(groups), values, left, *ends)
 
     def _groups(self, query: Query) -> Verb[Sequence[tuple[str | None, RunStatus]]]:
-        """Return the workflows and statuses of a query, as far as it has any."""
+        """Return the pairs of workflow and status of a query, if it has any."""
         workflows: Sequence[str | None] = query.workflows
         if not workflows:
             if not query.statuses:
@@ -184,7 +185,7 @@ class SearchVerbs(Verbs):
         return walk.after((time, self._prefix + after.id))
 
     def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[Found]:
-        """Walk until enough runs were found, the end was reached, or too many were examined."""
+        """Walk until enough runs are found, the end is reached, or too many runs were examined."""
         is_filtered = self._prefix or replace(walk.query, oldest_first=False) != Query()
         part = _FIRST_PART * limit if is_filtered else limit
         runs: list[RunSummary] = []
@@ -216,7 +217,7 @@ class SearchVerbs(Verbs):
     def _read_part(
         self, rows: Sequence[tuple[Any, ...]]
     ) -> tuple[tuple[int, Place] | None, Sequence[RunSummary]]:
-        """Return how many runs were examined and the last one's place, and those that match."""
+        """Return how many runs were examined, the last one's place, and the runs that match."""
         if not rows:
             return None, []
         examined, time, key, *_ = rows[0]

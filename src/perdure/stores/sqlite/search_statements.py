@@ -1,7 +1,7 @@
 """The statements that find, count and prune runs by their headers.
 
-`NEWEST_FIRST` and `OLDEST_FIRST` examine up to `:part` runs in order: the first row of their result
-has how many these were, and the last of them; the others are the runs that match.
+`NEWEST_FIRST` and `OLDEST_FIRST` examine up to `:part` runs in order. The first row of the result
+has their number and the last one of them; the other rows are the runs that match.
 
 A subquery with `LIMIT -1` is not merged with the query around it. After ANALYZE, SQLite would build
 a Bloom filter for a join with conditions on the joined run, and read all runs to do so.
@@ -9,9 +9,9 @@ a Bloom filter for a join with conditions on the joined run, and read all runs t
 
 from collections.abc import Mapping
 
-# Parts of statements, by their names there. A store's runs are a range of ids, and the engine's own
-# a range in it; an end may be a blob, which comes after all text. A plus keeps SQLite from choosing
-# the index of ids.
+# Parts of statements, by name. A store's runs are a range of ids, and the engine's own runs a range
+# inside it; an end may be a blob, which sorts after all text. A plus keeps SQLite from choosing the
+# index on ids.
 FRAGMENTS: Mapping[str, str] = {
     "in_prefix": "r.id >= :prefix AND r.id < :prefix_end",
     "is_shown": """
@@ -27,7 +27,8 @@ FRAGMENTS: Mapping[str, str] = {
         r.id, r.listed_at, r.status, r.workflow, r.owner, r.version, r.queue, r.tags, r.summary,
         r.created_at, r.wake_at, r.awaits, r.takeovers
     """,
-    # One seek for each workflow, and one that finds no other: its NULL stands for runs without one.
+    # One seek per workflow, and a last one that finds none: its NULL stands for runs without a
+    # workflow.
     "all_workflows": """
         all_workflows (name) AS (
             SELECT ''
@@ -122,7 +123,7 @@ BY_TAG = """
         AND (created_at, run) > (:low, :low_id) AND (created_at, run) < (:high, :high_id)
 """
 
-# Finds nothing if there are :part or more. Pluses keep SQLite from choosing an index by time.
+# Returns nothing if there are :part or more. Pluses keep SQLite from choosing an index by time.
 _BY_PREFIX = """
     SELECT r.$time AS time, r.id AS id
     FROM (
@@ -150,8 +151,8 @@ WORKFLOWS = """
     WITH RECURSIVE $all_workflows SELECT name FROM all_workflows WHERE name IS NOT '' LIMIT :limit
 """
 
-# Runs that are not shown are examined too: that is why :part limits what is read. Most stores have
-# no prefix, and comparing every id with one would take as long again.
+# Hidden runs are examined too, so :part limits how many runs are read. Most stores have no prefix,
+# and comparing every id with one would double the time.
 COUNTS_OF_PREFIX = """
     WITH RECURSIVE $workflows, groups (workflow, status, number) AS MATERIALIZED (
         SELECT w.name, s.value, (
@@ -192,7 +193,7 @@ DUE_QUEUES = """
     GROUP BY 1
 """
 
-# An owned run is running: there are far fewer of these than of runs with a wake time.
+# An owned run has the status running, and there are far fewer of these than runs with a wake time.
 LEASED_QUEUES = """
     WITH RECURSIVE $all_workflows
     SELECT $queue_name, count(*) FROM (

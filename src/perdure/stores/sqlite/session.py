@@ -41,7 +41,7 @@ class _Request(Generic[T]):
             if not self.future.done():
                 resolve(outcome)
 
-        # In a loop that was closed in the meantime, nothing awaits the future.
+        # If the loop was closed in the meantime, nothing awaits the future.
         with suppress(RuntimeError):
             self.future.get_loop().call_soon_threadsafe(unless_cancelled)
 
@@ -55,7 +55,7 @@ class FileSession(Session, ExclusiveJob):
         self._requests: SimpleQueue[_Request[Any] | None] = SimpleQueue()
 
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
-        """Begin a transaction that may write, and return the result of the verb in it."""
+        """Begin a transaction that may write, and return the result of the operation in it."""
         begun = self._request(partial(self._begin, verb))
         self._database.put(self)
         self.open = True
@@ -74,11 +74,11 @@ class FileSession(Session, ExclusiveJob):
             raise
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
-        """Run the verb and commit if it returns `True`; otherwise roll back."""
+        """Run the operation and commit if it returns `True`; otherwise roll back."""
         return await self._request(partial(self._finish, verb))
 
     async def end(self) -> None:
-        """Roll back what was not committed; the next write comes after that."""
+        """Roll back unless committed; the next write comes after that."""
         self.open = False
         self._requests.put(None)
 

@@ -5,9 +5,9 @@ NULL, the database's clock is used. JSON is stored as text, which other programs
 selected as bytes.
 
 A statement with `$rows` handles many rows at once: each statement has a fixed cost in SQLite, and
-Python's lock may change hands between any two. Its values are positional, and rows of NULL pad it
-to one of a few sizes. One with `$arms` merges ranges of an index: SQLite reads each of them only as
-far as the result needs.
+Python may switch threads between any two. Its values are positional, and rows of NULL pad it to one
+of a few sizes. A statement with `$arms` merges ranges of an index: SQLite reads each of them only
+as far as the result needs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,8 @@ DELETE_OWNED = """
     )
 """
 
-# The trigger would do it too, but slower: SQLite copies every page before a trigger changes it.
+# The trigger would do this too, but more slowly: SQLite copies every page before a trigger changes
+# it.
 DELETE_OWNED_JOURNAL = """
     DELETE FROM $journal WHERE run IN (
         SELECT r.id FROM ($rows) AS e CROSS JOIN $runs AS r
@@ -78,8 +79,8 @@ DELETE_OWNED_JOURNAL = """
     )
 """
 
-# An epoch is open while its run has an owner: a rest and a release end both.
-# CROSS JOIN fixes the order of the loops: for each entry, SQLite looks its run up by key.
+# An epoch is open while its run has an owner: a rest and a release end both. CROSS JOIN fixes the
+# order of the loops: for each entry, SQLite looks up its run by key.
 APPEND = """
     INSERT INTO $journal (run, epoch, n, data)
     SELECT e.column1, e.column2, e.column3, e.column4
@@ -88,8 +89,8 @@ APPEND = """
     ON CONFLICT DO NOTHING
 """
 
-# A run without a time of creation, made by another program or an older perdure, gets one with its
-# first tags: runs are found by tag in the order of their creation.
+# A run without a time of creation, written by another program or an older perdure, gets one with
+# its first tags, because searches by tag are ordered by creation.
 REST = """
     UPDATE $runs SET
         snapshot = e.column4, status = e.column5, awaits = e.column6,
@@ -119,7 +120,7 @@ DELETE_FOLDED = """
     )
 """
 
-# A message with a dedup_id stays, without its payload: it may be sent again.
+# A message with a dedup_id is kept, without its payload, because it may be sent again.
 CONSUME_DEDUPLICATED = """
     UPDATE $inbox SET taken = 1, payload = '' WHERE dedup_id IS NOT NULL AND seq IN ($consumed)
 """
@@ -170,8 +171,8 @@ ACQUIRE = """
     RETURNING $leased
 """
 
-# :latest is the latest wake time of these runs when they were read: one that was claimed since, or
-# was given another wake time, is not leased.
+# :latest is the latest wake time of these runs when they were read: a run that was claimed since,
+# or got another wake time, is not leased.
 CLAIM = """
     UPDATE $runs SET $lease
     FROM (SELECT $now AS now, :owner AS new_owner, :ttl AS ttl, NULL AS instead_of) AS w
@@ -299,7 +300,7 @@ class Statements:
             return [*chain.from_iterable(parts)]
         if not rows:
             return []
-        # Few sizes, so that SQLite's cache has the statement; a row of NULL matches no run.
+        # Only a few sizes, so that SQLite's cache has the statement; a row of NULL matches no run.
         size, width = 1 << (len(rows) - 1).bit_length(), len(rows[0])
         values = [*chain.from_iterable(rows), *repeat(None, (size - len(rows)) * width)]
         filled = self._filled.get((template, "", size)) or self._fill(template, size, width)
@@ -314,7 +315,7 @@ class Statements:
 
 
 def check_name(table: str) -> str:
-    """Return a valid table name; SQLite's has no schema before it."""
+    """Return a valid table name, without a schema."""
     if "." in check_table(table, _MAX_TABLE_LENGTH):
         raise InvalidArgument("table", table, "a table name without a schema")
     return table

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class FileBackend(SqliteSchemaBackend):
-    """Runs verbs in the threads of a `Database`, which opens and migrates the file by itself."""
+    """Runs operations in the threads of a `Database`, which opens and migrates the file itself."""
 
     def __init__(
         self, database: Database, statements: Statements, prefix: str, clock: Clock
@@ -78,7 +78,7 @@ class FileBackend(SqliteSchemaBackend):
         await self._database.close()
 
     def stop(self) -> None:
-        """Signal all threads to end, without waiting for them."""
+        """Ask all threads to end, without waiting for them."""
         self._notifications.stop()
         self._database.stop()
 
@@ -102,4 +102,4 @@ class SqliteStore(TransactionShell[FileBackend]):
 
 
 class SqliteFileStore(NotifyShell[FileBackend], JoiningShell[FileBackend], SqliteStore):
-    """Stores runs in a SQLite file, and notices what other processes write to it; see `sqlite`."""
+    """Stores runs in a SQLite file, and notices changes by other processes; see `sqlite`."""

@@ -1,7 +1,7 @@
 """The threads that own a SQLite file's connections: one writes, two read.
 
-The writer takes all jobs that were queued while it was busy and commits them as one transaction, so
-that many writes share the cost of one commit. In WAL mode readers never wait.
+The writer takes all jobs that were queued while it was busy, and commits them as one transaction,
+so that many writes share the cost of one commit. In WAL mode, readers never wait.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _MAX_BATCH = 1000
 
 
 class Job(Generic[T]):
-    """A verb, and the future of its result. Each attempt calls `verb` again."""
+    """An operation, and the future of its result. Each attempt calls `verb` again."""
 
     __slots__ = ("_error", "_result", "_verb", "future")
 
@@ -53,7 +53,7 @@ class Job(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self, connection: sqlite3.Connection) -> None:
-        """Run the verb in a thread that owns a connection, unless the caller was cancelled."""
+        """Run the operation in a thread that owns a connection, unless the caller was cancelled."""
         if not self.future.cancelled():
             self._result = drive(connection, self._verb())
 
@@ -72,7 +72,7 @@ class Job(Generic[T]):
 
 
 class ExclusiveJob(ABC):
-    """A job that has the writer's connection to itself, outside of any transaction."""
+    """A job with exclusive use of the writer's connection, outside any transaction."""
 
     @abstractmethod
     def serve(self, connection: sqlite3.Connection) -> None:
@@ -80,11 +80,11 @@ class ExclusiveJob(ABC):
 
     @abstractmethod
     def refuse(self, error: BaseException) -> None:
-        """Learn, in the writer thread, that the connection could not be opened."""
+        """Handle, in the writer thread, that the connection could not be opened."""
 
 
 class OpenFile(ExclusiveJob):
-    """Opens and migrates the file, which the writer does before any job."""
+    """Opens and migrates the file, before any other job of the writer."""
 
     def __init__(self) -> None:
         self.job: Job[None] = Job(_no_statements)
@@ -110,7 +110,7 @@ class Checkpoint(ExclusiveJob):
         self._done()
 
     def refuse(self, error: BaseException) -> None:
-        """Do nothing more: the log only stays long."""
+        """Do nothing: the log only stays long."""
         self._done()
 
 
@@ -177,7 +177,7 @@ class _Writer:
             self._connection.close()
 
     def _batch(self, first: Job[Any]) -> list[Job[Any]]:
-        """Return the job with all those queued behind it, up to the next exclusive one."""
+        """Return the job and all jobs queued behind it, up to the next exclusive one."""
         jobs = [first]
         while len(jobs) < _MAX_BATCH and not self._jobs.empty():
             job = self._jobs.get()
@@ -206,7 +206,7 @@ class _Writer:
             if len(jobs) == 1:
                 jobs[0].fail(translate_error(error, self._path))
                 return
-            # Nothing was committed. One at a time, only the bad job fails.
+            # Nothing was committed. Run one at a time, only the bad job fails.
             for job in jobs:
                 self._serve([job])
 
@@ -248,7 +248,7 @@ class Database:
         )
 
     async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:
-        """Run a verb and return its result once committed; an `inline` one may commit here."""
+        """Run an operation and return its result once committed, here if `inline` is possible."""
         self._check_open()
         if inline and self._migrated and self.path != MEMORY and self._writes.empty():
             committed = self._inline.commit(verb)
@@ -259,7 +259,7 @@ class Database:
         return await job.future
 
     async def read(self, verb: Callable[[], Verb[T]]) -> T:
-        """Run a verb that only reads what is committed, and return its result."""
+        """Run an operation that only reads committed data, and return its result."""
         if self.path == MEMORY:
             return await self.write(verb)
         await self.ready()
@@ -285,7 +285,7 @@ class Database:
         return open_connection(self.path, self._durability, self.busy_timeout)
 
     def put(self, job: ExclusiveJob) -> None:
-        """Queue a job that needs the writer's connection to itself."""
+        """Queue a job that needs exclusive use of the writer's connection."""
         self._check_open()
         self._writes.put(job)
 
@@ -300,7 +300,7 @@ class Database:
             await asyncio.get_running_loop().run_in_executor(None, _join, threads)
 
     def stop(self) -> None:
-        """Signal the threads to end, without waiting for them."""
+        """Ask the threads to end, without waiting for them."""
         self._writes.put(None)
         for _ in range(_READERS):
             self._reads.put(None)
@@ -370,7 +370,7 @@ def _deliver(jobs: Sequence[Job[Any]]) -> None:
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, finished in by_loop.items():
-        # In a loop that was closed in the meantime, nothing awaits the jobs.
+        # If the loop was closed in the meantime, nothing awaits the jobs.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, finished)
 

@@ -31,11 +31,11 @@ class Session(ABC):
         self.target = target
         self.open = False
         self.lost: StoreUnavailable | None = None
-        """The error after which the transaction cannot continue, if the database failed in it."""
+        """The error after which the transaction cannot continue, if the database failed."""
 
     @abstractmethod
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
-        """Begin a transaction that may write, and return the result of the verb in it."""
+        """Begin a transaction that may write, and return the result of the operation in it."""
 
     @abstractmethod
     async def execute(self, sql: str, values: Values) -> Outcome:
@@ -43,16 +43,16 @@ class Session(ABC):
 
     @abstractmethod
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:
-        """Run the verb and commit if it returns `True`; otherwise roll back."""
+        """Run the operation and commit if it returns `True`; otherwise roll back."""
 
     @abstractmethod
     async def end(self) -> None:
-        """Roll back what was not committed."""
+        """Roll back unless committed."""
 
     async def enter(
         self, work: Callable[["Transaction"], Awaitable[T]], transaction: "Transaction"
     ) -> T:
-        """Return what `work` returns; while it runs, calls of its own store are refused."""
+        """Run `work`; in the meantime, calls of the same store are refused."""
         token = _current.set(self)
         try:
             return await work(transaction)
@@ -75,7 +75,7 @@ def check_not_inside(target: object) -> None:
 
 
 class Transaction:
-    """The store's connection in a transactional step: its writes commit with the step's record.
+    """The store's connection in a transactional step; writes are committed with the step's record.
 
     async def debit(transaction: Transaction) -> None:
         await transaction.execute("UPDATE account SET balance = balance - ? WHERE id = ?", (5, "a"))

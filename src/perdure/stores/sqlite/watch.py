@@ -1,8 +1,9 @@
-"""Notices that a SQLite file was deleted or replaced while it was open.
+"""Detect that a SQLite file was deleted or replaced while it was open.
 
-SQLite continues with the file it opened, although its path no longer leads there: what is written
-is lost when the process ends. A `stat` takes 2 to 10 microseconds, too much for each commit, so the
-file is checked at most once a second: writes within that second are lost, but the next call raises.
+SQLite continues to use the file it opened, even if the path no longer leads to it: all writes are
+lost when the process ends. A `stat` takes 2 to 10 microseconds, too much for each commit, so the
+file is checked at most once a second: writes within that second are lost, but the next call raises
+an error.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ _INTERVAL_SECONDS = 1.0
 
 
 class FileWatch:
-    """Remembers which file a path led to when it was first opened."""
+    """Remembers which file a path referred to when it was first opened."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -24,12 +25,12 @@ class FileWatch:
         self._is_lost = False
 
     def begin(self) -> None:
-        """Remember the file that the path leads to now."""
+        """Remember the file that the path currently refers to."""
         self._file = self._identity()
         self._checked_at = self._clock.monotonic()
 
     def check(self) -> None:
-        """Raise `StoreError` if the path leads to another file, or to none."""
+        """Raise `StoreError` if the path refers to another file, or to none."""
         now = self._clock.monotonic()
         if self._file is not None and now - self._checked_at >= _INTERVAL_SECONDS:
             self._checked_at = now

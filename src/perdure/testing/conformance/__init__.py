@@ -8,9 +8,9 @@
             async with MyStore() as store:  # new and empty
                 yield store
 
-Checks of abilities that the store does not declare are skipped with the reason. What else a test
-class can provide (a clock to advance, a second instance, a URL for other processes) are the
-attributes and methods of `Harness`.
+Checks of abilities that the store does not declare are skipped with the reason. The attributes and
+methods of `Harness` show what else a test class can provide: a clock to advance, a second instance,
+a URL for other processes.
 """
 
 from pkgutil import iter_modules
@@ -19,7 +19,7 @@ import pytest
 
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-# Assertions are rewritten only in modules that are imported after this.
+# pytest rewrites assertions only in modules that are imported after this.
 from perdure.testing.conformance.harness import Harness  # noqa: E402
 from perdure.testing.conformance.suite import StoreConformance  # noqa: E402
 

@@ -55,7 +55,7 @@ class SaveChecks(Harness):
         assert await steps_of(store) == keys
 
     async def test_save_replaces_the_whole_run(self, store: Store) -> None:
-        """Replace the whole run by `snapshot`: its previous state is gone."""
+        """Replace the whole run with `snapshot`: its previous state is gone."""
         await store.save("run", snapshot("a", "b", workflow="order", metadata={"x": 1}))
         await store.save("run", snapshot("c"))
         assert await store.load("run") == snapshot("c")

@@ -1,4 +1,4 @@
-"""Checks of messages in batches: receipts, counts, pages and logs."""
+"""Checks of batches of messages: receipts, counts, pages and logs."""
 
 import asyncio
 from contextlib import suppress
@@ -75,7 +75,7 @@ class BatchChecks(Harness):
         assert list(await inboxes.send([])) == []
 
     async def test_messages_of_one_call_are_in_its_order(self, store: Store) -> None:
-        """Messages to one run are in one order, and those of one call in the call's."""
+        """Messages of one call keep the order of the call."""
         inboxes = need_inbox(store)
         for id in ("run", "b"):
             await acquire_run(inboxes, id)
@@ -98,7 +98,7 @@ class BatchChecks(Harness):
         assert sorted(await claimed_ids(inboxes)) == ["a", "c"]
 
     async def test_a_receipt_counts_the_unconsumed_messages(self, store: Store) -> None:
-        """How many unconsumed messages the inbox then had."""
+        """How many unconsumed messages the inbox had afterwards."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
         receipts = await inboxes.send([message(f"{n}", dedup_id=f"{n}") for n in range(4)])
@@ -117,14 +117,14 @@ class BatchChecks(Harness):
         assert receipt == Receipt(Delivery.DELIVERED, 3)
 
     async def test_receipts_count_all_messages_of_concurrent_senders(self, store: Store) -> None:
-        """When n messages are in an inbox, a `send` of one of them has answered n or more."""
+        """If an inbox contains n messages, a `send` of one of them returned at least n."""
         inboxes = need_inbox(store)
         need_atomic_lease(store)
         other = need_inbox(await self.reopen(store) or store)
         await acquire_run(inboxes)
 
         async def send(number: int) -> int:
-            # Each sender repeats its message, as one does whose first answer was lost.
+            # Each sender repeats its message, as if the first reply was lost.
             sent = message(f"{number}", dedup_id=f"{number}")
             first = await (inboxes, other)[number % 2].send([sent])
             again = await (other, inboxes)[number % 2].send([sent])
@@ -141,7 +141,7 @@ class BatchChecks(Harness):
     async def test_a_sender_that_crashed_counts_when_it_repeats_its_message(
         self, store: Store
     ) -> None:
-        """The same holds when senders crash between their writes and repeat them."""
+        """The same is true if senders crash between their writes and repeat them."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         counted = 0
@@ -194,7 +194,7 @@ class PageChecks(Harness):
         assert [each.name for each in rest] == ["2", "3", "4"]
 
     async def test_a_grant_has_the_first_page_of_the_inbox(self, store: Store) -> None:
-        """`inbox` has the first messages, at most `INBOX_PAGE` of them."""
+        """`inbox` has at most the first `INBOX_PAGE` messages."""
         inboxes = need_inbox(store)
         await inboxes.enqueue([queued("run")])
         await inboxes.send([message(f"{number}") for number in range(INBOX_PAGE + 2)])
@@ -207,7 +207,7 @@ class PageChecks(Harness):
         assert again.inbox == grant.inbox
 
     async def test_a_log_is_a_run_that_is_never_leased(self, store: Store) -> None:
-        """Messages have one order, the same for every reader, and nothing consumes them."""
+        """Every reader sees the messages in the same order, and nothing consumes them."""
         logs = need_queues(store)
         await logs.enqueue([queued("~log:a", rest=Rest("waiting"))])
         for number in range(12):

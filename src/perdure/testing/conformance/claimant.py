@@ -1,7 +1,8 @@
 """A process that claims due runs until there are none: `python -m … <store> <owner>`.
 
 It prints `ready` when the store is open, starts when it reads a line, and finally prints the ids of
-the runs it claimed as JSON. The store is a URL, or a `module:function` that returns one.
+the runs it claimed as JSON. The store is given as a URL, or as a `module:function` that returns a
+store.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Checks of the declaration: a store declares exactly the abilities that it has."""
+"""Checks that a store declares exactly the abilities that it has."""
 
 import inspect
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class DeclaredChecks(Harness):
     """The capabilities that a store declares."""
 
     async def test_the_five_methods_exist(self, store: Store) -> None:
-        """Five methods make a store, and they are coroutine functions."""
+        """A store needs five methods, and they are coroutine functions."""
         assert list(missing_methods(store, BASE_METHODS)) == []
         for verb in BASE_METHODS:
             method: Any = getattr(store, verb)
@@ -60,7 +60,7 @@ class DeclaredChecks(Harness):
                 )
 
     async def test_an_undeclared_ability_has_no_methods(self, store: Store) -> None:
-        """The engine reads the declaration and never guesses: undeclared methods are never used."""
+        """The engine never guesses: undeclared methods would never be used."""
         declared = capabilities(store)
         for ability, verbs in METHODS.items():
             if not has(declared, ability):

@@ -18,7 +18,7 @@ class DeletionChecks(Harness):
     """Rests with `delete`."""
 
     async def test_a_rest_with_delete_leaves_nothing_of_the_run(self, store: Store) -> None:
-        """With `delete` nothing is left of the run: it is deleted, as by `delete`."""
+        """With `delete`, the run is deleted, and nothing of it is left."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await append_entries(journal, step(grant, 1, "a"))
@@ -39,7 +39,7 @@ class DeletionChecks(Harness):
         assert await steps_of(journal) == ["b"]
 
     async def test_entries_after_a_rest_with_delete_are_unknown(self, store: Store) -> None:
-        """In order: for later entries of the same call there is no such run."""
+        """In order: for later entries of the same call, the run does not exist."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         delete = Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True))

@@ -1,4 +1,4 @@
-"""The hooks of a store's test class, and what the checks first ask of a store."""
+"""The hooks of a store's test class, and helpers for the checks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -87,11 +87,11 @@ class MaintainedStore(JournaledStore, MaintenanceStore, Protocol):
 class Harness:
     """The hooks of a store's test class. The fixture `store` is required, the rest is optional.
 
-    `clock` is the store's clock if a test can advance it; without one the checks really wait, and
-    `short` is the duration of a lease that they let expire. `url` (or a `"module:function"` that
-    returns the store) lets other processes open the same runs. `examples` is the number of random
-    cases to try. With `shrink`, a random sequence of calls that fails is made as short as possible,
-    which may take minutes.
+    `clock` is the store's clock if a test can advance it. Without it, the checks wait in real time,
+    and `short` is the duration of the leases that they let expire. `url` (or a `"module:function"`
+    that returns the store) lets other processes open the same runs. `examples` is the number of
+    random cases to try. With `shrink`, a failing random sequence of calls is made as short as
+    possible, which may take minutes.
     """
 
     clock: TestClock | None = None
@@ -107,7 +107,7 @@ class Harness:
     async def crashing(self, store: Store, writes: int) -> Store | None:
         """Return an instance on the same runs that crashes after this many inner writes.
 
-        Each later write raises. `None` if each write of the store is one atomic write.
+        Every later write raises. Return `None` if each write of the store is atomic.
         """
         return None
 
@@ -120,14 +120,14 @@ class Harness:
         raise NotImplementedError
 
     def user_transaction(self, store: Store) -> AbstractAsyncContextManager[Any]:
-        """Open a connection of the user to the store's database, with an open transaction.
+        """Open a user's connection to the store's database, with an open transaction.
 
         The transaction is committed at the end of the block, and rolled back by an exception.
         """
         raise NotImplementedError
 
     async def pass_time(self, span: timedelta) -> None:
-        """Let this much time pass on the store's clock: advance it, or really wait."""
+        """Let this much time pass on the store's clock: advance it, or wait in real time."""
         if self.clock is None:
             await SystemClock().sleep(span)
         else:
@@ -202,7 +202,7 @@ def need_maintenance(store: Store) -> MaintainedStore:
 
 
 def need_everything(store: Store) -> FullStore:
-    """Return the store as one with all abilities except transactions and notifications, or skip."""
+    """Return the store as one with everything but transactions and notifications, or skip."""
     need(store, "maintenance", "search", "queues", "inbox", "schedule", "journal", "lease")
     return cast(FullStore, store)
 
@@ -214,13 +214,13 @@ def need_transaction(store: Store) -> TransactingStore:
 
 
 def need_transactional_enqueue(store: Store) -> JoiningStore:
-    """Return the store as one that creates runs in transactions of the user, or skip."""
+    """Return the store as one that creates runs in the user's transaction, or skip."""
     need(store, "transactional_enqueue", "schedule", "journal", "lease")
     return cast(JoiningStore, store)
 
 
 def need_atomic_lease(store: Store) -> Capabilities:
-    """Skip if the store's leases are best effort: such a store may lose a race."""
+    """Skip if the store's leases are best effort, because a race may then go wrong."""
     declared = capabilities(store)
     if declared.lease != "atomic":
         pytest.skip(f"{type(store).__name__} does not declare: atomic leases")
@@ -235,7 +235,7 @@ async def acquire_run(
     create: Snapshot | None = None,
     workflow: str | None = None,
 ) -> Grant:
-    """Acquire a run, which is created if it is missing, and return the grant."""
+    """Acquire a run, creating it if it is missing, and return the grant."""
     first = as_json(snapshot() if create is None else create)
     (grant,) = await store.acquire([LeaseRequest(id, owner, ttl, create=first, workflow=workflow)])
     assert isinstance(grant, Grant), f"the run {id!r} was free but was not granted: {grant}"
@@ -259,7 +259,7 @@ async def refused(store: LeaseStore, request: LeaseRequest) -> Refusal:
 
 
 def drives(*workflows: str) -> list[Drivable]:
-    """Return what a worker drives that knows every version of these workflows."""
+    """Return the `drives` of a worker that knows every version of these workflows."""
     return [Drivable(workflow, 1, 1_000_000) for workflow in workflows]
 
 

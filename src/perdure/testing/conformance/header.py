@@ -1,4 +1,4 @@
-"""Checks of the header: what a store keeps of a run beside its snapshot."""
+"""Checks of the header, which a store keeps beside the snapshot."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class HeaderChecks(Harness):
     """Version, tags and summary, at creation and in rests."""
 
     async def test_a_new_run_has_the_header_of_its_request(self, store: Store) -> None:
-        """`workflow`, `version`, `tags` and `summary` are those of a new run."""
+        """`workflow`, `version`, `tags` and `summary` apply to a new run."""
         search = need_search(store)
         request = LeaseRequest(
             "run",
@@ -64,7 +64,7 @@ class HeaderChecks(Harness):
     async def test_a_request_for_an_existing_run_does_not_change_its_header(
         self, store: Store
     ) -> None:
-        """`workflow`, `version`, `tags` and `summary` are those of a *new* run."""
+        """`workflow`, `version`, `tags` and `summary` apply only to a *new* run."""
         search = need_search(store)
         await search.enqueue([queued("run", version=2, tags=TAGS, summary=b"2")])
         other: dict[str, Any] = {"version": 9, "tags": ("a=b",), "summary": b"9"}
@@ -135,7 +135,7 @@ class HeaderChecks(Harness):
         assert rested.updated_at > created.updated_at
 
     async def test_a_header_that_cannot_be_stored_is_refused(self, store: Store) -> None:
-        """Bad tags, versions and summaries are refused, and nothing is written."""
+        """Invalid tags, versions and summaries are rejected, and nothing is written."""
         search = need_search(store)
         bad: list[dict[str, Any]] = [
             {"tags": ("b=1", "a=1")},

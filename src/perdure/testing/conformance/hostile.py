@@ -1,4 +1,4 @@
-"""Checks with ids and names that break stores that quote, split, fold or sort carelessly."""
+"""Checks with ids and names that break stores which quote, split, fold case or sort carelessly."""
 
 import unicodedata
 from itertools import chain
@@ -210,7 +210,7 @@ class HostileIdChecks(Harness):
         assert again.lease.id == grants[0].lease.id
 
     async def test_owners_may_have_any_name(self, store: Store) -> None:
-        """Not granted when another owner's lease is unexpired: no two names are the same owner."""
+        """Refused if another owner's lease has not expired: no two names are the same owner."""
         leases = need_lease(store)
         owners = [name for name in NAMES if len(name) < 100]
         for number, owner in enumerate(owners):
@@ -255,7 +255,7 @@ class HostileNameChecks(Harness):
             assert [message.name for message in claimed.inbox] == [name]
 
     async def test_an_event_with_a_similar_name_wakes_no_run(self, store: Store) -> None:
-        """Exactly this name: a similar one does not count."""
+        """Exactly this name: a similar name does not count."""
         inboxes = need_inbox(store)
         awaited = NAMES[::2]
         await write_rest(inboxes, await acquire_run(inboxes), Rest("waiting", None, tuple(awaited)))
@@ -273,12 +273,12 @@ class HostileNameChecks(Harness):
         assert again == [Delivery.DUPLICATE] * len(NAMES)
 
     async def test_steps_may_have_any_key(self, store: Store) -> None:
-        """Its steps in the order they were recorded, whatever their keys."""
+        """Steps are in the order they were recorded, whatever their keys."""
         await store.save("run", snapshot("", *NAMES, "\0"))
         assert await steps_of(store) == ["", *NAMES, "\0"]
 
     async def test_journaled_steps_may_have_any_key(self, store: Store) -> None:
-        """In the order they were recorded, through journal and rest."""
+        """Steps are in the order they were recorded, in the journal and after a rest."""
         journal = need_journal(store)
         keys = ["\0", *reversed(NAMES), ""]
         grant = await acquire_run(journal)
@@ -289,4 +289,4 @@ class HostileNameChecks(Harness):
 
 
 class HostileChecks(HostileIdChecks, HostileNameChecks):
-    """Names that no one chooses on purpose."""
+    """Checks with hostile ids and names."""

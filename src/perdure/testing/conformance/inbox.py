@@ -49,7 +49,7 @@ class SendChecks(Harness):
         assert await names(inboxes) == events
 
     async def test_an_event_may_be_sent_repeatedly(self, store: Store) -> None:
-        """Without a `dedup_id` each message is a separate one."""
+        """Without a `dedup_id`, each message is separate."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         for _ in range(3):
@@ -174,7 +174,7 @@ class ConsumeChecks(Harness):
         assert await append_entries(inboxes, entry, other) == [Verdict.ACCEPTED] * 2
 
     async def test_a_grant_includes_the_inbox(self, store: Store) -> None:
-        """Everything its owner needs to continue: its messages, in order."""
+        """A grant has everything that its owner needs: the messages, in order."""
         inboxes = need_inbox(store)
         await inboxes.save("run", snapshot(status="waiting", event="b"))
         for name in ("b", "a"):
@@ -242,7 +242,7 @@ class WakeChecks(Harness):
     async def test_a_rest_that_awaits_a_message_in_the_inbox_is_due_at_once(
         self, store: Store
     ) -> None:
-        """A run whose rest awaits an unconsumed message in its inbox is due at once."""
+        """A run that is settled while an awaited message is in its inbox is due at once."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
         await send_one(inboxes, "run", "paid", b"1")
@@ -276,7 +276,7 @@ class WakeChecks(Harness):
         assert await claimed_ids(inboxes) == ["run"]
 
     async def test_a_rest_that_awaits_another_message_is_not_due(self, store: Store) -> None:
-        """The name of an unconsumed message in its inbox: no other name."""
+        """Only an awaited name counts, no other."""
         inboxes = need_inbox(store)
         grant = await acquire_run(inboxes)
         await send_one(inboxes, "run", "other", b"1")

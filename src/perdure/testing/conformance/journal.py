@@ -1,4 +1,4 @@
-"""Checks of small fenced writes, and of the write that ends an owner's work on a run."""
+"""Checks of small fenced writes, and of rests."""
 
 import asyncio
 from typing import get_args
@@ -37,7 +37,7 @@ class AppendChecks(Harness):
     """`append` of journal entries."""
 
     async def test_an_entry_of_the_newest_epoch_is_accepted(self, store: Store) -> None:
-        """An entry is accepted when its epoch is the run's newest and is open."""
+        """An entry is accepted if its epoch is the run's newest and is open."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         assert await append_entries(journal, step(grant, 1, "a")) == [ACCEPTED]
@@ -46,7 +46,7 @@ class AppendChecks(Harness):
     async def test_an_entry_is_accepted_after_expiry_until_the_run_is_taken_over(
         self, store: Store
     ) -> None:
-        """An expired lease closes nothing until another owner takes over the run."""
+        """An expired lease does not close its epoch until another owner takes over the run."""
         journal = need_journal(store)
         grant = await acquire_run(journal, ttl=self.short)
         await self.expire()
@@ -89,7 +89,7 @@ class AppendChecks(Harness):
         assert await journal.load("run") is None
 
     async def test_a_release_closes_its_epoch(self, store: Store) -> None:
-        """Fenced when its epoch is closed, which the release of its lease does."""
+        """Fenced if its epoch is closed, as it is by releasing the lease."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await append_entries(journal, step(grant, 1, "a"))
@@ -100,8 +100,7 @@ class AppendChecks(Harness):
         assert (await summary_of(journal)).status == "running"
 
     async def test_an_entry_sent_again_after_release_is_accepted(self, store: Store) -> None:
-        """While its epoch is the newest, open or closed, an entry sent again is accepted and
-        changes nothing."""
+        """While its epoch is the newest, an entry sent again is accepted and changes nothing."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await append_entries(journal, step(grant, 1, "a"), step(grant, 2, "b"))
@@ -172,7 +171,7 @@ class AppendChecks(Harness):
         assert await steps_of(journal) == keys
 
     async def test_entries_of_a_later_epoch_come_later(self, store: Store) -> None:
-        """The next owner's entries follow in the journal, although its numbers start again."""
+        """The next owner's entries follow in the journal, even though their numbers start over."""
         journal = need_journal(store)
         for owner, keys in (("ana", ["c", "b"]), ("bob", ["a", "9"]), ("ana", ["10"])):
             grant = await acquire_run(journal, owner=owner)
@@ -201,7 +200,7 @@ class AppendChecks(Harness):
         assert await steps_of(journal) == ["a"]
 
     async def test_an_accepted_entry_is_visible_to_another_instance(self, store: Store) -> None:
-        """Accepted means durable as `capabilities.survives` says: another instance reads it."""
+        """An accepted entry is as durable as promised: another instance reads it."""
         journal = need_journal(store)
         another = await self.open_another(store)
         grant = await acquire_run(journal)
@@ -212,7 +211,7 @@ class AppendChecks(Harness):
     async def test_an_entry_that_is_too_large_is_refused_with_the_name_of_its_step(
         self, store: Store
     ) -> None:
-        """An entry of more than `max_value_size` bytes is refused with the name of its step."""
+        """An entry of more than `max_value_size` bytes is rejected, naming its step."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         big = as_json(snapshot(big="x" * capabilities(store).max_value_size))
@@ -248,7 +247,7 @@ class RestChecks(Harness):
         assert (await summary_of(journal)).status == "completed"
 
     async def test_a_rest_is_one_atomic_write(self, store: Store) -> None:
-        """In one atomic write: no reader sees a part of the steps."""
+        """In one atomic write: no reader sees only some of the steps."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         keys = ["a", "b", "c", "d"]
@@ -262,7 +261,7 @@ class RestChecks(Harness):
         assert all(steps == keys for steps in reads)
 
     async def test_the_run_has_the_status_of_the_rest(self, store: Store) -> None:
-        """The run is stored as `rest` says."""
+        """The run gets the state in `rest`."""
         journal = need_journal(store)
         statuses: tuple[RunStatus, ...] = get_args(RunStatus)
         for status in statuses:
@@ -270,8 +269,8 @@ class RestChecks(Harness):
             await write_rest(journal, grant, Rest(status))
             assert (await summary_of(journal)).status == status
 
-    async def test_a_rest_gives_up_the_lease(self, store: Store) -> None:
-        """The lease is given up: it is not renewed, and another owner can acquire the run."""
+    async def test_a_rest_releases_the_lease(self, store: Store) -> None:
+        """The lease is released: it cannot be renewed, and another owner can acquire the run."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await write_rest(journal, grant, Rest("suspended"), "a")
@@ -279,7 +278,7 @@ class RestChecks(Harness):
         assert await request_run(journal, owner="bob") is not None
 
     async def test_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
-        """An entry sent again changes nothing, and neither does one that the rest includes."""
+        """An entry that is sent again changes nothing, nor does one that the rest includes."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await append_entries(journal, step(grant, 1, "a"), step(grant, 2, "b"))
@@ -293,7 +292,7 @@ class RestChecks(Harness):
         assert (await summary_of(journal)).status == "completed"
 
     async def test_a_call_with_a_rest_sent_again_changes_nothing(self, store: Store) -> None:
-        """The answer to a call may be lost: all of its entries can be sent again."""
+        """The reply to a call may be lost, so all of its entries can be sent again."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         whole = as_json(snapshot("a", "b", status="completed"))
@@ -370,7 +369,7 @@ class RestChecks(Harness):
         assert await steps_of(journal) == ["b", "a", "0"]
 
     async def test_a_crash_between_the_writes_of_a_rest_is_harmless(self, store: Store) -> None:
-        """In one atomic write: after a crash the run is as before the rest or as after it."""
+        """In one atomic write: after a crash, the run is as it was before the rest or after it."""
         journal = need_journal(store)
         keys = ["b", "a", "9"]
         for writes in range(50):

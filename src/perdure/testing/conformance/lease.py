@@ -35,7 +35,7 @@ class AcquireChecks(Harness):
     """`acquire`."""
 
     async def test_a_free_run_is_granted(self, store: Store) -> None:
-        """Return for each request its lease and the run read under it."""
+        """Return a lease and the run read under it for each request."""
         leases = need_lease(store)
         await leases.save("run", snapshot("a"))
         grant = await request_run(leases, owner="ana")
@@ -45,7 +45,7 @@ class AcquireChecks(Harness):
         assert not grant.created
 
     async def test_another_owners_unexpired_lease_is_never_stolen(self, store: Store) -> None:
-        """Not granted when another owner's lease is unexpired: it is never stolen."""
+        """Refused if another owner's lease has not expired: it is never stolen."""
         leases = need_lease(store)
         grant = await acquire_run(leases, owner="ana")
         assert await request_run(leases, owner="bob") is None
@@ -68,7 +68,7 @@ class AcquireChecks(Harness):
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
     async def test_a_missing_run_is_not_granted(self, store: Store) -> None:
-        """Not granted when the run is missing and the request has no `create`."""
+        """Refused if the run is missing and the request has no `create`."""
         leases = need_lease(store)
         assert await request_run(leases) is None
         only_new = LeaseRequest("run", "ana", LONG, existing=False)
@@ -121,7 +121,7 @@ class AcquireChecks(Harness):
         assert grant.created
 
     async def test_requests_are_answered_in_order(self, store: Store) -> None:
-        """Return for each request its lease, or the reason why not."""
+        """Return a lease or a refusal for each request."""
         leases = need_lease(store)
         await acquire_run(leases, "taken", "bob")
         create = as_json(snapshot())
@@ -162,7 +162,7 @@ class AcquireChecks(Harness):
         assert (await refused(leases, LeaseRequest("run", "ana", LONG))).owner == "bob"
 
     async def test_taking_over_fences_the_previous_owner(self, store: Store) -> None:
-        """From the moment of the grant every entry of an older epoch is refused."""
+        """Once the lease is granted, every entry of an older epoch is refused."""
         journal = need_journal(store)
         first = await acquire_run(journal, owner="ana")
         assert await append_entries(journal, step(first, 1, "a")) == [Verdict.ACCEPTED]
@@ -171,7 +171,7 @@ class AcquireChecks(Harness):
         assert list(second.snapshot["steps"]) == ["a"]
 
     async def test_an_owner_that_was_replaced_counts_as_a_takeover(self, store: Store) -> None:
-        """`takeovers` counts consecutive owners that were lost without writing an entry."""
+        """`takeovers` counts consecutive owners that lost the run before they wrote an entry."""
         journal = need_journal(store)
         await acquire_run(journal, owner="ana")
         second = await self.take_over(journal, "ana", by="bob")
@@ -221,7 +221,7 @@ class AcquireChecks(Harness):
         assert (await summary_of(journal)).status == "waiting"
 
     async def test_a_grant_includes_the_journal(self, store: Store) -> None:
-        """The run read under the lease is the merged one."""
+        """The run read under the lease includes the journal."""
         journal = need_journal(store)
         first = await acquire_run(journal, create=snapshot("b"))
         await append_entries(journal, step(first, 1, "10"), step(first, 2, "a"))
@@ -237,7 +237,7 @@ class AcquireChecks(Harness):
         assert abs(grant.lease.expires_at - grant.now - LONG) < timedelta(seconds=1)
 
     async def test_takeovers_are_counted_until_a_rest(self, store: Store) -> None:
-        """Counts consecutive owners that let their lease expire; a rest resets it to zero."""
+        """`takeovers` counts consecutive owners whose lease expired; a rest resets it to zero."""
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "ana"):
@@ -251,7 +251,7 @@ class AcquireChecks(Harness):
         assert counts == [0, 1, 2, 3, 0]
 
     async def test_an_entry_resets_the_takeovers(self, store: Store) -> None:
-        """Any accepted entry resets it to zero: its owner made progress."""
+        """An accepted entry resets `takeovers` to zero: its owner made progress."""
         journal = need_journal(store)
         counts = []
         for owner in ("ana", "bob", "cem", "dan"):
@@ -263,7 +263,7 @@ class AcquireChecks(Harness):
         assert counts == [0, 1, 0, 1]
 
     async def test_a_fenced_entry_does_not_reset_the_takeovers(self, store: Store) -> None:
-        """Any *accepted* entry resets it to zero: one that is refused does not."""
+        """Only an *accepted* entry resets `takeovers` to zero."""
         journal = need_journal(store)
         paused = await acquire_run(journal, owner="ana", ttl=self.short)
         await self.expire()
@@ -273,7 +273,7 @@ class AcquireChecks(Harness):
         assert (await acquire_run(journal, owner="cem")).takeovers == 2
 
     async def test_a_release_neither_counts_nor_resets_takeovers(self, store: Store) -> None:
-        """A release without an entry neither counts nor resets; one after an entry resets."""
+        """A release without an entry leaves `takeovers` unchanged; one after an entry resets it."""
         journal = need_journal(store)
         await acquire_run(journal, owner="ana", ttl=self.short)
         await self.expire()
@@ -286,7 +286,7 @@ class AcquireChecks(Harness):
         assert counts == [1, 1, 0]
 
     async def test_a_paused_owner_is_fenced_out(self, store: Store) -> None:
-        """From the moment of the grant every entry of an older epoch is refused or ignored."""
+        """Once the lease is granted, every entry of an older epoch is refused or ignored."""
         journal = need_journal(store)
         paused = await acquire_run(journal, owner="ana", ttl=self.short)
         await append_entries(journal, step(paused, 1, "a"))
@@ -347,7 +347,7 @@ class RenewChecks(Harness):
         assert await request_run(leases, owner="bob") is None
 
     async def test_a_lease_that_was_taken_over_is_never_renewed(self, store: Store) -> None:
-        """Never, even after the new owner's lease has expired or was released."""
+        """Never, even if the new owner's lease has expired or was released."""
         leases = need_lease(store)
         first = await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
@@ -359,7 +359,7 @@ class RenewChecks(Harness):
         assert list(await leases.renew([first.lease], LONG)) == [None]
 
     async def test_a_lease_shows_if_there_are_messages(self, store: Store) -> None:
-        """`has_messages`: whether there were unconsumed messages when it was granted or renewed."""
+        """`has_messages`: there were unconsumed messages when the lease was granted or renewed."""
         inboxes = need_inbox(store)
         first = await acquire_run(inboxes)
         await send_one(inboxes, "run", "paid", b"1")

@@ -46,7 +46,7 @@ class PruneChecks(Harness):
         }
 
     async def test_prune_keeps_runs_that_are_newer(self, store: Store) -> None:
-        """And were last updated longer ago than `older_than`."""
+        """Only runs that were last updated longer ago than `older_than` are deleted."""
         maintenance = need_maintenance(store)
         await maintenance.save("old", snapshot(status="completed"))
         assert await maintenance.prune(LONG) == 0
@@ -64,7 +64,7 @@ class PruneChecks(Harness):
         assert await maintenance.prune(1.5 * self.short) == 0
 
     async def test_prune_may_be_restricted_to_one_status(self, store: Store) -> None:
-        """Or only those with `status`."""
+        """`status` restricts the deletion to runs with this status."""
         maintenance = need_maintenance(store)
         for status in STATUSES:
             await maintenance.save(status, snapshot(status=status))
@@ -98,7 +98,7 @@ class PruneChecks(Harness):
         assert [await maintenance.prune(NOW, limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
     async def test_prune_may_be_restricted_to_a_workflow_and_tags(self, store: Store) -> None:
-        """Of this `workflow` and with all these `tags` if given."""
+        """`workflow` and `tags` (all of them must match) restrict the deletion."""
         maintenance = need_everything(store)
         over = Rest("completed")
         for id, workflow, tags in (
@@ -119,7 +119,7 @@ class PruneChecks(Harness):
         assert {run.id for run in await maintenance.list()} == {"e"}
 
     async def test_a_dry_run_of_prune_deletes_nothing(self, store: Store) -> None:
-        """With `dry_run` they are counted and nothing is deleted."""
+        """With `dry_run`, runs are counted and nothing is deleted."""
         maintenance = need_everything(store)
         await maintenance.enqueue([queued(f"{n}", rest=Rest("completed")) for n in range(3)])
         await self.pass_time(TICK)
@@ -171,7 +171,7 @@ class StatsChecks(Harness):
         assert stats.oldest_due is None
 
     async def test_stats_include_the_oldest_wake_time(self, store: Store) -> None:
-        """Find the oldest due one: the oldest wake time among runs that are due."""
+        """Find the oldest wake time among the due runs."""
         maintenance, schedule = need_maintenance(store), need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])

@@ -1,4 +1,4 @@
-"""Checks with random sequences of all verbs: the store must always agree with a simple model."""
+"""Checks with random sequences of calls: the store must always agree with a simple model."""
 
 from itertools import count
 from typing import Any

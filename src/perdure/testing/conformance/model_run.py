@@ -10,7 +10,7 @@ from perdure.store import Drivable, Lease, Rest
 
 @dataclass
 class ModelRun:
-    """A run in the model. A `status` of `None` is one that the contract does not define."""
+    """A run in the model. A `status` of `None` means that the contract does not define it."""
 
     snapshot: Snapshot
     workflow: str | None
@@ -42,7 +42,7 @@ class ModelRun:
         return self.lease is not None and self.lease.expires_at > now
 
     def next_takeovers(self, now: datetime) -> int:
-        """Return the takeovers in a grant that is made now."""
+        """Return the `takeovers` of a grant at this time."""
         expired = self.lease is not None and not self.is_owned(now)
         return 0 if self.progressed else self.takeovers + expired
 
@@ -53,7 +53,7 @@ class ModelRun:
         return self.wake_at is not None and self.wake_at <= now
 
     def is_drivable(self, drives: Sequence[Drivable] | None) -> bool:
-        """Return whether a worker that drives these may claim the run."""
+        """Return whether a worker with these `drives` may claim the run."""
         return drives is None or any(
             each.workflow == self.workflow
             and (self.version == 0 or each.first <= self.version <= each.last)

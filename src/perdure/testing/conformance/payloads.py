@@ -1,4 +1,4 @@
-"""Checks with values that break stores that parse JSON, and with values that are too large."""
+"""Checks with values that break stores which parse JSON, and with values that are too large."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ class PayloadChecks(Harness):
 
 
 def exact(value: Any) -> Any:
-    """Return a value in a form that is equal only if types and the order of keys are."""
+    """Return a value in a form that compares equal only if types and key order are equal."""
     match value:
         case dict():
             return [(key, exact(item)) for key, item in value.items()]

@@ -31,7 +31,7 @@ from perdure.testing.conformance.schedule import claimed_ids, due_ids, new_run
 
 
 class PrefixChecks(Harness):
-    """A store's prefix is part of each id in the database, and of no id that the caller sees."""
+    """A store's prefix is part of each id in the database, but of no id that the caller sees."""
 
     async def test_runs_of_another_prefix_are_invisible(self, store: Store) -> None:
         """Stored id = prefix + id: the same id under two prefixes is two runs."""
@@ -54,7 +54,7 @@ class PrefixChecks(Harness):
             assert len(await one.list(after=first.cursor)) == 3
 
     async def test_queues_and_tags_belong_to_the_prefix(self, store: Store) -> None:
-        """Searches, counts, queues and claims find runs of this prefix alone."""
+        """Searches, counts, queues and claims find only runs of this prefix."""
         need_search(store)
         async with self._two(store) as (one, two):
             first, second = need_search(one), need_search(two)
@@ -73,7 +73,7 @@ class PrefixChecks(Harness):
             assert len(await first.claim("ana", LONG, 5, queues={"emails": 5})) == 1
 
     async def test_system_runs_are_those_below_the_prefix(self, store: Store) -> None:
-        """`~` is looked for in the id that the caller sees, not in the stored one."""
+        """`~` refers to the id that the caller sees, not to the stored one."""
         need_search(store)
         async with self._two(store, "~p:") as (one, _):
             search = need_search(one)

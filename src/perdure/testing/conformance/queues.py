@@ -54,8 +54,8 @@ class QueueChecks(Harness):
         assert await claim_from(queues, None) == ["b"]
         assert await claim_from(queues, {"emails": 5, "Emails": 5}) == ["a", "c"]
 
-    async def test_a_claim_takes_at_most_so_many_runs_of_each_queue(self, store: Store) -> None:
-        """`queues` maps each queue to the most runs to claim from it, "" being no queue."""
+    async def test_a_claim_respects_the_limit_of_each_queue(self, store: Store) -> None:
+        """`queues` maps each queue to the maximum number of runs to claim from it."""
         queues = need_queues(store)
         runs = [queued(f"{queue}{n}", queue) for n in range(4) for queue in ("", "a", "b")]
         await queues.enqueue(runs)
@@ -85,7 +85,7 @@ class QueueChecks(Harness):
         assert None not in renewed
 
     async def test_due_is_restricted_to_queues(self, store: Store) -> None:
-        """`drives` and `queues` restrict the result of `due` as those of `claim` do."""
+        """`drives` and `queues` restrict the result of `due` as in `claim`."""
         queues = need_queues(store)
         await queues.enqueue([queued("a", "x"), queued("b"), queued("c", "x"), queued("d", "y")])
         now = await store_time(queues) + SECOND
@@ -95,7 +95,7 @@ class QueueChecks(Harness):
         assert list(found) == []
 
     async def test_a_grant_names_the_queue_and_the_version(self, store: Store) -> None:
-        """Everything its owner needs to continue."""
+        """A grant has everything that its owner needs to continue."""
         queues = need_queues(store)
         await queues.enqueue([queued("run", "emails/ana", version=3)])
         (grant,) = await queues.claim("ana", LONG, 1, queues={"emails/ana": 1})
@@ -121,7 +121,7 @@ class QueueChecks(Harness):
     async def test_an_unreadable_run_leaves_its_place_in_the_queue_to_another(
         self, store: Store
     ) -> None:
-        """Another takes its place, and no queue yields more than it may."""
+        """Another run takes its place, and no queue exceeds its limit."""
         queues = need_queues(store)
         await queues.enqueue([queued("bad", "x")])
         (grant,) = await queues.claim("ana", self.short, 1, queues={"x": 1})
@@ -159,7 +159,7 @@ class QueueListChecks(Harness):
         assert list(await queues.queues(now, 0)) == []
 
     async def test_only_queues_with_due_runs_are_listed(self, store: Store) -> None:
-        """Runs due at `now`: neither later ones nor owned ones, but orphaned ones."""
+        """Only runs due at `now` count: orphaned runs, but not later or owned ones."""
         queues = need_queues(store)
         now = await store_time(queues)
         await queues.enqueue([queued("later", "later", wake_at=now + LONG)])
@@ -199,7 +199,7 @@ class VersionChecks(Harness):
         assert [grant.lease.id for grant in grants] == ["1", "5"]
 
     async def test_a_version_belongs_to_its_workflow(self, store: Store) -> None:
-        """A range is about one workflow, and so is version 0."""
+        """A range applies to one workflow, and so does version 0."""
         schedule = need_schedule(store)
         await schedule.enqueue([queued("a", "", "x", version=1), queued("b", "", "y", version=2)])
         await schedule.enqueue([queued("c", "", "x"), queued("d", "", "z")])
@@ -209,7 +209,7 @@ class VersionChecks(Harness):
         ]
 
     async def test_skipped_runs_hide_no_other(self, store: Store) -> None:
-        """A range that is not drivable is skipped: later runs are claimed up to the limit."""
+        """Other versions are skipped: later runs are claimed up to the limit."""
         schedule = need_schedule(store)
         await schedule.enqueue([queued(f"new {n}", version=2) for n in range(30)])
         await schedule.enqueue([queued(f"other {n}", "", "other") for n in range(30)])
@@ -264,7 +264,7 @@ class OrderChecks(Harness):
         ]
 
     async def test_a_run_with_a_wake_time_never_starts_early(self, store: Store) -> None:
-        """A head start changes the order of runs that are due at once, and nothing else."""
+        """A head start only changes the order of runs that are due at once."""
         schedule = need_schedule(store)
         later = await store_time(schedule) + LONG
         await schedule.enqueue([queued("run", wake_at=later, head_start=DAY)])

@@ -67,7 +67,7 @@ class LeaseRaceChecks(Harness):
         assert [grant.takeovers for grant in grants if grant is not None] == [1]
 
     async def test_one_of_many_requests_creates_the_run(self, store: Store) -> None:
-        """With `existing=False` only a new run is granted: it is new once."""
+        """With `existing=False`, only a new run is granted: only one request creates it."""
         need_atomic_lease(store)
         leases = need_lease(store)
         create = as_json(snapshot())
@@ -102,7 +102,7 @@ class LeaseRaceChecks(Harness):
             assert (renewed is None) != (taken is None), "both own the run, or neither does"
 
     async def test_an_accepted_entry_is_visible_to_the_next_owner(self, store: Store) -> None:
-        """From the moment of the grant, entries of an older epoch are refused or ignored.
+        """Once a lease is granted, entries of an older epoch are refused or ignored.
 
         An accepted entry is in the grant; any other is never visible.
         """
@@ -176,16 +176,14 @@ class ScheduleRaceChecks(Harness):
         assert counted == Counter(run.id for run in runs)
 
     async def test_one_of_many_enqueues_creates_the_run(self, store: Store) -> None:
-        """Return `False` for each id that existed already: one of many calls creates it."""
+        """Return `False` for each id that already existed: one of many calls creates it."""
         need_atomic_lease(store)
         schedule = need_schedule(store)
         answers = await together(schedule.enqueue([new_run("run")]) for _ in range(MANY))
         assert Counter(created for (created,) in answers) == {True: 1, False: MANY - 1}
 
     async def test_one_of_many_duplicates_is_delivered(self, store: Store) -> None:
-        """A `dedup_id` that was used before is a duplicate: one of many concurrent calls is not,
-        and its message is the one that counts.
-        """
+        """Of many concurrent messages with one `dedup_id`, exactly one is delivered."""
         need_atomic_lease(store)
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
@@ -197,7 +195,7 @@ class ScheduleRaceChecks(Harness):
         assert answers[int(message.payload)] is Delivery.DELIVERED
 
     async def test_a_message_sent_during_a_rest_wakes_the_run(self, store: Store) -> None:
-        """A message is neither lost nor late, even when it is sent during the rest."""
+        """A message is neither lost nor late, even if it is sent during the rest."""
         need_atomic_lease(store)
         inboxes = need_inbox(store)
         for number in range(ROUNDS):
@@ -209,7 +207,7 @@ class ScheduleRaceChecks(Harness):
             assert await claimed_ids(inboxes, "bob") == [f"{number}"]
 
     async def test_each_run_is_claimed_by_one_of_two_processes(self, store: Store) -> None:
-        """Each run goes to one claimant only, even if the claimants are processes."""
+        """Each run goes to one claimant only, even if the claimants are separate processes."""
         schedule = need_schedule(store)
         if capabilities(store).shared == "process":
             pytest.skip(f"{type(store).__name__} is not shared by processes")
@@ -226,7 +224,7 @@ class ScheduleRaceChecks(Harness):
 
 @asynccontextmanager
 async def claimants(url: str, count: int) -> AsyncGenerator[list[Process], None]:
-    """Start processes that have opened the store and wait for the signal to claim."""
+    """Start processes that open the store and wait for the signal to claim."""
     command = [sys.executable, "-m", "perdure.testing.conformance.claimant", url]
     processes = [
         await create_subprocess_exec(*command, f"owner {n}", stdin=PIPE, stdout=PIPE)

@@ -62,6 +62,6 @@ async def run_machine(
 ) -> None:
     """Run a state machine through many random sequences of its rules."""
     bridge = Bridge()
-    machine: Any = lambda: make(bridge)  # noqa: E731 - hypothesis types it as a class, and calls it
+    machine: Any = lambda: make(bridge)  # noqa: E731 - hypothesis annotates it as a class, but only calls it
     rules = _settings(examples, shrink=shrink)
     await asyncio.to_thread(run_state_machine_as_test, machine, settings=rules)

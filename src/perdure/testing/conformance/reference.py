@@ -1,4 +1,4 @@
-"""A simple model of a store, and a state machine that runs the same verbs on both."""
+"""A simple model of a store, and a state machine that makes the same calls on both."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ MOSTLY = st.sampled_from([True, True, True, False])
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Runs the same verbs on a store and on the model, and compares the results."""
+    """Makes the same calls on a store and on the model, and compares the results."""
 
     def __init__(self, store: FullStore, do: Bridge, harness: Harness) -> None:
         super().__init__()
@@ -66,17 +66,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases: list[Lease] = []
         self.accepted: list[Entry] = []
         self.numbers = count(1)
-        # If the clock cannot be advanced, a test case takes less time than any duration in it.
+        # If the clock cannot be advanced, time stands still in the model: a test case takes less
+        # time than any duration in it.
         self.started_at = do(store_time(store))
 
     @property
     def now(self) -> datetime:
-        """The store's time, as precisely as the model needs it."""
+        """The store's time, with the precision that the model needs."""
         return self.started_at if self.clock is None else self.clock.now()
 
     @property
     def soon(self) -> datetime:
-        """A time at which everything that is due now is due, even when the clock is a real one."""
+        """A time at which everything that is due now is due, even with a real clock."""
         return self.started_at + HOUR / 2 if self.clock is None else self.now
 
     def teardown(self) -> None:
@@ -133,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases.append(lease)
 
     def pick_lease(self, pick: int) -> Lease:
-        """Return a lease: often a current one, otherwise one of the last, current or stale."""
+        """Return a lease: often a current one, otherwise one of the latest, current or stale."""
         owned = [run.lease for run in self.runs.values() if run.lease is not None]
         if pick < -2 and owned:
             return owned[pick % len(owned)]
@@ -326,7 +327,7 @@ class StoreMachine(RuleBasedStateMachine):
     def due_in_store(
         self, drives: Sequence[Drivable] | None, queues: Mapping[str, int] | None
     ) -> list[str]:
-        """Return the ids of the runs that are due in the store, however many of each queue."""
+        """Return the ids of the runs that are due in the store, ignoring the limits of queues."""
         unlimited = None if queues is None else dict.fromkeys(queues, 100)
         due = self.do(self.store.due(self.soon, 100, drives=drives, queues=unlimited))
         return sorted(run.id for run in due)

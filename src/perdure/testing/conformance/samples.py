@@ -1,4 +1,4 @@
-"""Snapshots and deltas to store, as small as possible, in JSON as the engine writes it."""
+"""Minimal snapshots and deltas to store, in the engine's JSON format."""
 
 import json
 from datetime import datetime
@@ -33,7 +33,7 @@ def snapshot(
 
 
 def with_step(key: str, value: object) -> Snapshot:
-    """Return a snapshot with one step of this value."""
+    """Return a snapshot with one step that returned this value."""
     return {
         "formatVersion": 1,
         "steps": {key: {"ok": True, "value": value}},

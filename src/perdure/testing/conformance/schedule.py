@@ -1,4 +1,4 @@
-"""Checks of due runs: enqueued, suspended, released and orphaned ones, and their claims."""
+"""Checks of due runs (enqueued, suspended, released or orphaned) and of claims."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -36,7 +36,7 @@ QUIET = 0.2
 
 
 def new_run(id: str, workflow: str = "order", wake_at: datetime | None = None) -> NewRun:
-    """Return a run to be created unowned."""
+    """Return a run to be created without an owner."""
     return NewRun(id, workflow, as_json(snapshot()), wake_at)
 
 
@@ -73,7 +73,7 @@ class EnqueueChecks(Harness):
         assert sorted(await claimed_ids(schedule)) == ["a", "b"]
 
     async def test_enqueue_leaves_an_existing_run_unchanged(self, store: Store) -> None:
-        """Return `False` for each id that existed already; that run stays unchanged."""
+        """Return `False` for each id that already existed; that run stays unchanged."""
         schedule = need_schedule(store)
         await schedule.save("old", snapshot("a", status="completed"))
         answers = await schedule.enqueue([new_run("new"), new_run("old"), new_run("new")])
@@ -105,7 +105,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now, 2) == ["5", "4"]
 
     async def test_due_is_restricted_to_workflows(self, store: Store) -> None:
-        """`workflows` restricts the result to runs of these names."""
+        """`workflows` restricts the result to runs of these workflows."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         names = ["a", "b", "A", "a"]
@@ -142,7 +142,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now + LONG) == ["runnable", "sleeper", "waiter"]
 
     async def test_a_saved_run_is_due_when_its_snapshot_says(self, store: Store) -> None:
-        """Replace the whole run by `snapshot`: it wakes when its snapshot says."""
+        """Replace the whole run with `snapshot`: it wakes when its snapshot says."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("over"), new_run("patient")])
@@ -153,7 +153,7 @@ class EnqueueChecks(Harness):
         assert await due_ids(schedule, now + LONG) == ["sleeper"]
 
     async def test_a_paused_run_is_never_due(self, store: Store) -> None:
-        """A run with the status paused has no `wake_at`, whatever its snapshot waits for."""
+        """A paused run has no `wake_at`, whatever its snapshot waits for."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         await write_rest(schedule, await acquire_run(schedule, "rested"), Rest("paused"))
@@ -162,7 +162,7 @@ class EnqueueChecks(Harness):
         assert await claimed_ids(schedule) == []
 
     async def test_a_paused_run_can_be_acquired(self, store: Store) -> None:
-        """A run with the status paused is woken by an owner that acquires it."""
+        """A paused run is woken by an owner that acquires it."""
         schedule = need_schedule(store)
         await write_rest(schedule, await acquire_run(schedule), Rest("paused"), "a")
         assert (await summary_of(schedule)).status == "paused"
@@ -215,7 +215,7 @@ class ClaimChecks(Harness):
         assert await claimed_ids(schedule, "ana") == []
 
     async def test_claim_omits_runs_that_are_not_due(self, store: Store) -> None:
-        """Runs that are due: not suspended, waiting or owned ones, nor those that are over."""
+        """Only due runs are claimed: none that is suspended, waiting, owned or over."""
         schedule = need_schedule(store)
         now = await store_time(schedule)
         await schedule.enqueue([new_run("later", wake_at=now + LONG)])
@@ -245,7 +245,7 @@ class ClaimChecks(Harness):
         assert takeovers == [0, 1]
 
     async def test_a_renewed_run_is_not_orphaned(self, store: Store) -> None:
-        """A run is orphaned when its owner's lease has expired, and a renewed one has not."""
+        """A run is orphaned when its owner's lease has expired; a renewed lease has not."""
         schedule = need_schedule(store)
         grant = await acquire_run(schedule, ttl=self.short)
         await schedule.renew([grant.lease], LONG)
@@ -292,7 +292,7 @@ class ClaimChecks(Harness):
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
 
     async def test_an_unreadable_run_is_left_out_of_a_claim(self, store: Store) -> None:
-        """Left out: another takes its place, and it is not claimed again until a delay passed."""
+        """Another run takes its place, and it is not claimed again until a delay has passed."""
         schedule = need_schedule(store)
         await self._make_unreadable(schedule, "bad")
         await self.expire()
@@ -304,7 +304,7 @@ class ClaimChecks(Harness):
         assert await schedule.delete("bad") in {True, None}
 
     async def test_an_unreadable_run_is_refused_and_affects_no_other(self, store: Store) -> None:
-        """A run that cannot be read is refused, is not leased, and affects no other request."""
+        """A run that cannot be read is refused and not leased, and affects no other request."""
         journal = need_schedule(store)
         await self._make_unreadable(journal, "bad")
         await acquire_run(journal, "good", ttl=self.short)
@@ -339,7 +339,7 @@ class NotifyChecks(Harness):
     """`notifications`. They may be lost, so each check makes several attempts."""
 
     async def test_enqueueing_a_run_sends_a_notification(self, store: Store) -> None:
-        """Yield whenever a run may have become due: a new one."""
+        """Yield whenever a run may have become due: here a new run."""
         schedule = need_notify(store)
         async with listening(schedule) as notified:
             for number in range(ATTEMPTS):
@@ -349,7 +349,7 @@ class NotifyChecks(Harness):
         pytest.fail("enqueued runs sent no notification")
 
     async def test_releasing_a_run_sends_a_notification(self, store: Store) -> None:
-        """Yield whenever a run may have become due: a released one."""
+        """Yield whenever a run may have become due: here a released run."""
         schedule = need_notify(store)
         async with listening(schedule) as notified:
             for _ in range(ATTEMPTS):
@@ -359,7 +359,7 @@ class NotifyChecks(Harness):
         pytest.fail("released runs sent no notification")
 
     async def test_sending_an_awaited_event_sends_a_notification(self, store: Store) -> None:
-        """Yield whenever a run may have become due: one that awaits the event."""
+        """Yield whenever a run may have become due: here one that awaits the event."""
         schedule, inboxes = need_notify(store), need_inbox(store)
         async with listening(schedule) as notified:
             for number in range(ATTEMPTS):
@@ -388,9 +388,9 @@ class NotifyChecks(Harness):
 async def listening(
     store: NotifyingStore,
 ) -> AsyncGenerator[Callable[[], Awaitable[bool]], None]:
-    """Return a function that waits up to a second and returns whether a notification came.
+    """Yield a function that waits up to a second and returns whether a notification came.
 
-    A store may send a notification to each new listener: only later ones count.
+    A store may send a notification to each new listener, so only later ones count.
     """
     notifications = store.notifications()
     waiting = asyncio.ensure_future(anext(notifications))

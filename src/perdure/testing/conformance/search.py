@@ -1,4 +1,4 @@
-"""Checks of searches: they find by index what a scan finds, take no lease and write nothing."""
+"""Checks of searches: they find the same runs as a scan, take no lease and write nothing."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -65,7 +65,7 @@ async def found(store: SearchableStore, query: Query, limit: int = 1_000) -> lis
 
 
 def time_of(query: Query) -> Callable[[RunSummary], tuple[datetime | None, str]]:
-    """Return what the runs that a query finds are ordered by."""
+    """Return the sort key of the runs that a query finds."""
     return lambda run: (run.created_at if query.tags else run.updated_at, run.id)
 
 
@@ -91,7 +91,7 @@ class SearchChecks(Harness):
     """`search`."""
 
     async def test_a_search_finds_what_a_scan_finds(self, store: Store) -> None:
-        """Return the runs that match, the most recently updated first; by tag by creation."""
+        """Return the runs that match, most recently updated first; by creation with a tag."""
         search = need_search(store)
         runs = await self._fill(search)
         times = sorted(run.updated_at for run in runs)
@@ -146,7 +146,7 @@ class SearchChecks(Harness):
         assert (nothing.runs, nothing.cursor) == ((), page.cursor)
 
     async def test_a_found_run_is_described(self, store: Store) -> None:
-        """One run as searches return it, without its snapshot."""
+        """A run in the result of a search, without its snapshot."""
         search = need_search(store)
         new = queued("run", "emails", version=4, tags=("a=1",), summary=b"s")
         await search.enqueue([new])
@@ -175,7 +175,7 @@ class SearchChecks(Harness):
         assert await search.counts(Query(), 10) == [Count("order", "queued", 1)]
 
     async def test_a_search_takes_no_lease_and_writes_nothing(self, store: Store) -> None:
-        """Its verbs take no lease, write nothing, and read no snapshot."""
+        """Searches take no lease, write nothing, and read no snapshot."""
         search = need_search(store)
         await search.enqueue([queued("run", tags=("a=1",))])
         before = await search.summaries(["run"])
@@ -186,7 +186,7 @@ class SearchChecks(Harness):
         assert (await acquire_run(search, owner="bob")).takeovers == 0
 
     async def test_a_bad_query_is_refused(self, store: Store) -> None:
-        """A clear error instead of an empty page."""
+        """A bad query raises an error instead of returning an empty page."""
         search = need_search(store)
         naive = datetime(2030, 1, 1)  # noqa: DTZ001  # that is the point
         bad = [
@@ -208,7 +208,7 @@ class TagChecks(Harness):
     """Tags."""
 
     async def test_tags_follow_the_last_rest(self, store: Store) -> None:
-        """`tags` of a rest replace the stored ones, also for searches."""
+        """The `tags` of a rest replace the stored ones in searches too."""
         search = need_search(store)
         await search.enqueue([queued("run", tags=("a=1", "b=1"))])
         await write_rest(search, await acquire_run(search), Rest("completed", tags=("a=1", "c=1")))
@@ -217,7 +217,7 @@ class TagChecks(Harness):
         assert await found(search, Query(tags=("b=1",))) == []
 
     async def test_a_deleted_run_is_not_found_by_its_tags(self, store: Store) -> None:
-        """A reused id never sees the old run: by `delete`, by a rest, by `save`."""
+        """A reused id never has the tags of the old run: after `delete`, a rest or `save`."""
         search = need_search(store)
         tagged = queued("run", tags=("a=1",))
         await search.enqueue([tagged])
@@ -252,7 +252,7 @@ class SummaryChecks(Harness):
         assert list(await search.summaries([])) == []
 
     async def test_a_revision_differs_after_every_write(self, store: Store) -> None:
-        """It differs after every grant, release, entry, rest and message."""
+        """A revision changes with every grant, release, entry, rest and message."""
         search = need_search(store)
         revisions: list[str] = []
 

@@ -63,7 +63,7 @@ class TransactChecks(Harness):
         assert await steps_of(transactions) == ["c", "b", "a"]
 
     async def test_a_stale_transaction_is_fenced(self, store: Store) -> None:
-        """Fenced by the epoch: with an older one nothing is written."""
+        """Fenced by the epoch: with an older epoch nothing is written."""
         transactions = need_transaction(store)
         old = await acquire_run(transactions)
         await transactions.release([old.lease])
@@ -73,7 +73,7 @@ class TransactChecks(Harness):
         assert await steps_of(transactions) == []
 
     async def test_a_transaction_of_a_closed_epoch_is_fenced(self, store: Store) -> None:
-        """With an epoch that is older or closed, `work` is not called."""
+        """If the epoch is old or closed, `work` is not called."""
         transactions = need_transaction(store)
         calls: list[Any] = []
         resting, releasing = [
@@ -97,7 +97,7 @@ class TransactChecks(Harness):
         assert await transactions.load("run") is None
 
     async def test_an_exception_rolls_back_and_is_raised_unchanged(self, store: Store) -> None:
-        """An exception from `work` rolls back and is raised unchanged; the run continues."""
+        """An exception from `work` rolls the transaction back and is raised unchanged."""
         transactions = need_transaction(store)
         grant = await acquire_run(transactions)
         error = Oops("no")
@@ -112,7 +112,7 @@ class TransactChecks(Harness):
         assert await self._writes(transactions, grant, "a") is Verdict.ACCEPTED
 
     async def test_a_transaction_may_write_a_rest(self, store: Store) -> None:
-        """The entry that `work` returns is written, even one with `rest`."""
+        """The entry that `work` returns is written, even if it has a `rest`."""
         transactions = need_transaction(store)
         grant = await acquire_run(transactions)
         whole = as_json(snapshot("a", status="completed"))
@@ -122,7 +122,7 @@ class TransactChecks(Harness):
         assert await steps_of(transactions) == ["a"]
 
     async def test_a_transaction_resets_the_takeovers(self, store: Store) -> None:
-        """Any accepted entry resets it to zero, including one of a transaction."""
+        """An accepted entry resets `takeovers` to zero, even in a transaction."""
         transactions = need_transaction(store)
         await acquire_run(transactions, owner="ana", ttl=self.short)
         await self.expire()
@@ -133,7 +133,7 @@ class TransactChecks(Harness):
         assert (grant.takeovers, after.takeovers) == (1, 0)
 
     async def test_user_writes_commit_with_the_entry(self, store: Store) -> None:
-        """All is committed, or nothing: the user's writes exist with the entry."""
+        """Everything is committed or nothing is: the user's writes exist with the entry."""
         transactions = need_transaction(store)
         self._need_user_writes()
         grant = await acquire_run(transactions)
@@ -142,7 +142,7 @@ class TransactChecks(Harness):
         assert await steps_of(transactions) == ["committed"]
 
     async def test_user_writes_roll_back_with_an_exception(self, store: Store) -> None:
-        """All is committed, or nothing: an exception from `work` rolls back the user's writes."""
+        """Everything is committed or nothing is: an exception rolls back the user's writes."""
         transactions = need_transaction(store)
         self._need_user_writes()
         grant = await acquire_run(transactions)
@@ -156,7 +156,7 @@ class TransactChecks(Harness):
         assert list(await self.user_notes(store)) == []
 
     async def test_user_writes_of_a_stale_owner_are_not_committed(self, store: Store) -> None:
-        """All is committed, or nothing: a fenced transaction commits none of the user's writes."""
+        """Everything is committed or nothing is: a fenced transaction commits no user's writes."""
         transactions = need_transaction(store)
         self._need_user_writes()
         old = await acquire_run(transactions)

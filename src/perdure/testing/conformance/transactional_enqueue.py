@@ -1,4 +1,4 @@
-"""Checks of runs that are created in a transaction of the user."""
+"""Checks of runs that are created in the user's transaction."""
 
 import pytest
 
@@ -62,7 +62,7 @@ class TransactionalEnqueueChecks(Harness):
         assert await joining.load("other") is not None
 
     async def test_a_run_is_found_in_the_transaction_that_creates_it(self, store: Store) -> None:
-        """Return the snapshot of each that existed already, as far as the transaction sees it."""
+        """Return the snapshot of an existing run as the transaction sees it."""
         joining = self._joining(store)
         await joining.load("run")
         async with self.user_transaction(store) as connection:
@@ -73,7 +73,7 @@ class TransactionalEnqueueChecks(Harness):
         assert await steps_of(joining) == ["a"]
 
     async def test_a_connection_of_another_kind_is_refused(self, store: Store) -> None:
-        """`connection` is one of the driver that the store uses."""
+        """`connection` must be a connection of the store's driver."""
         joining = need_transactional_enqueue(store)
         with pytest.raises(PerdureError, match="connection"):
             await joining.enqueue_in(object(), [RUN])

@@ -1,4 +1,4 @@
--- Gives up leases, each if it is still held. Removing the owner closes the epoch.
+-- Releases leases, each if it is still held. Removing the owner closes the epoch.
 -- KEYS: the run of each lease. ARGV: wake time or "", then two for each lease: epoch, owner.
 local at = ARGV[1] ~= '' and ARGV[1] or now_text
 for number, run in ipairs(KEYS) do

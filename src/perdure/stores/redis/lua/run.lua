@@ -221,7 +221,7 @@ local function add_field(fields, name, value, default)
     end
 end
 
--- Writes the hash of a run that does not exist, or not any more, and adds the run to its list and
+-- Writes the hash of a run that does not exist, or no longer does, and adds the run to its list and
 -- its wake set. `run` is its header with its summary, its snapshot and what else a run may have.
 local function write(shard, id, run)
     local fields = {

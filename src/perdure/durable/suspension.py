@@ -303,7 +303,7 @@ class Suspension:
             return False
         logger.warning(
             "run %r is suspended while its own code awaits something that perdure does not "
-            "recognise; that await is cancelled, and repeated when the run resumes: %s. "
+            "recognize; that await is cancelled, and repeated when the run resumes: %s. "
             "Await it in a step if it must finish first",
             self._run.run_id,
             ", ".join(place(task) for task in at_work),

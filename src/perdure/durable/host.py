@@ -193,7 +193,7 @@ class RunHost(calls.RunHost, ABC):
         self.execution.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run was suspended and resumed."""
+        """Stop the calling branch until the run has been suspended and resumed."""
         await self.suspension.halt(REPLAY + key)
 
     async def learn_undos(self) -> calls.Undos:

@@ -42,7 +42,7 @@ class Program(Environment, frozen=True, kw_only=True):
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
     called around the function and its steps. Listeners are told how it ends if it is the run's
-    function; else `function` is that.
+    function; otherwise `function` is the run's function.
     """
 
     body: Body
@@ -185,7 +185,7 @@ async def _learn_undos(host: RunHost, program: Program, context: Context) -> Und
 
 
 def _ended(task: Task) -> asyncio.Future[None]:
-    """Return a future for the end of a task: awaiting it does not pass a cancellation on."""
+    """Return a future for the end of a task; cancelling its waiter does not cancel the task."""
     ended: asyncio.Future[None] = task.get_loop().create_future()
     task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
     return ended

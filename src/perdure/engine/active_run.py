@@ -27,9 +27,9 @@ class ActiveRun:
     """A run that is being executed, with its history and, if it is stored, its host.
 
     `gated` says that a call without a record has to pass `gate` before it begins. The run is
-    `pausing` if none may begin, and `replays_only` if the function is called only to learn how its
-    steps are undone, as in `Replay`. `undos` are the calls whose undos are known, by the keys of
-    their records; `replay_stopped_by` is the error that kept a replay from showing others.
+    `pausing` if none may begin, and `replays_only` if the function is called only to find
+    out how its steps are undone, as in `Replay`. `undos` are the calls whose undos are known, by
+    the keys of their records; `replay_stopped_by` is the error that ended a replay early.
     `around` is set if there is middleware for steps. `retries` counts attempts after the first.
     """
 

@@ -217,9 +217,9 @@ def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str
 
 
 class Undos(NamedTuple):
-    """What a replay has learned: calls of steps that can be undone, by the keys of their records.
+    """What a replay found: the calls of steps that can be undone, by the keys of their records.
 
-    `stopped_by` is the error that kept it from others, if there was one.
+    `stopped_by` is the error that ended the replay early, if there was one.
     """
 
     calls: Mapping[str, StepCall]
@@ -288,7 +288,7 @@ class RunHost(Protocol):
         ...
 
     async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run was suspended and resumed."""
+        """Stop the calling branch until the run has been suspended and resumed."""
         ...
 
     async def learn_undos(self) -> Undos:

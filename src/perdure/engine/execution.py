@@ -281,7 +281,7 @@ class Execution(ActiveRun):
         raise error
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it; a `Replay` does so in the order of records."""
+        """Return or raise what was recorded; a `Replay` does so in the order of the records."""
         return self.replay(call, key, record)
 
     def value_of(self, call: StepCall, key: str) -> Any:

@@ -129,7 +129,7 @@ class Records:
         return key
 
     def number(self) -> int:
-        """Return the number of a record that is being made."""
+        """Return the number of the next record."""
         self._numbers += 1
         return self._numbers
 
@@ -152,9 +152,9 @@ class Records:
             self.warnings += record.warnings
 
     def _reorder(self, number: int, key: str) -> None:
-        """Move the records behind this one that were made after it, and published before.
+        """Move records with higher numbers, which were published earlier, behind this one.
 
-        The store had it first, but a transaction answers later than other writes do.
+        The store orders records by number, but a transaction is answered later than other writes.
         """
         place = bisect(self._early, (number, key))
         for _, key_after in self._early[place:]:

@@ -1,18 +1,18 @@
-"""A replay of a function over its records, which only shows how its steps are undone.
+"""Replay a function over its records, only to find out how its steps are undone.
 
-A function cannot be stored, so how a step is undone is known when its call is made. A replay makes
-every call again that has a record: those that answer are made again at once, and others follow from
-what made them the first time. That was an answer, a timeout of the function's own code, or that a
-branch was cancelled. A replay is faster than the first time, and would cancel branches before they
-have come as far as they were. So it does one thing at a time, each when no branch gets further:
+An undo is a function, which cannot be stored: it is known once the call of its step is made. So the
+replay has to make every recorded call again. What led to a call originally was the answer of
+another call, a timeout in the function's own code, or the cancellation of a branch. A replay is
+faster than the original execution, and would cancel branches before they are as far as they were.
+So it takes one action at a time, and only when no branch can continue:
 
-1. the answer that was recorded first, of those that calls wait for;
-2. a timeout around a part of a branch, or the next timer that the function has set: time passes
-   only when nothing else happens, and then at once;
-3. a cancellation of a branch, of which requests are kept until then;
-4. a call that has no record raises: the first time it may have had one, which a retry has dropped.
+1. answer the call whose record comes first;
+2. let a timeout in a branch expire, or the next timer of the function: time passes only when
+   nothing else happens, and then at once;
+3. deliver a cancellation, which was held back until then;
+4. let a call without a record raise: originally it may have had one, which a retry dropped.
 
-Nothing is recorded and no step begins, so whatever the function does with that has no effect.
+Nothing is recorded and no step begins, so whatever the function does then has no effect.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from perdure.snapshot import StepRecord
 from perdure.snapshot.rollback import UNDO
 
 LONGEST_AWAIT = timedelta(seconds=1)
-"""How long a replay waits for code that awaits neither a step, nor another branch, nor a timer."""
+"""How long a replay waits for code that awaits no step, no other branch and no timer."""
 _PAUSE, _MOST_PAUSES = 0.01, 1000
 _STEADY = 5
 _MOST_TURNS = 100
@@ -54,7 +54,7 @@ _MOST_REFUSALS = 10_000
 
 
 class _Parked(NamedTuple):
-    """A call that waits for its answer, which has a place among the records, or that has none."""
+    """A call that waits for its answer. `place` is that of its record, or `None` if it has none."""
 
     call: StepCall
     place: int | None
@@ -62,7 +62,7 @@ class _Parked(NamedTuple):
 
 
 class Replay(Execution):
-    """One replay: `undos` are the calls that it has found, `unknown` the keys of the others."""
+    """One replay: `undos` are the calls found so far, `unknown` the keys of the other steps."""
 
     __slots__ = (
         "_ended",
@@ -90,12 +90,12 @@ class Replay(Execution):
         self._pauses, self._timers, self._refusals = _MOST_PAUSES, _MOST_TIMERS, _MOST_REFUSALS
 
     async def learn(self, body: Callable[[Step], Awaitable[Any]]) -> None:
-        """Call the function until all undos are known, or it gets no further."""
+        """Call the function until all undos are known, or until it cannot continue."""
         with outside_runs():
             root = PatientTask(run_function(self, partial(self._replay, body), announce=False))
         try:
             while await self._is_quiet() and self.live and self.unknown and not root.done():
-                if not await self._goes_on():
+                if not await self._take_action():
                     break
         finally:
             self.break_off(Suspended())
@@ -105,33 +105,31 @@ class Replay(Execution):
     async def _replay(self, body: Callable[[Step], Awaitable[Any]], step: Step) -> None:
         try:
             await body(step)
-        except Exception as error:  # noqa: BLE001  # what ended the run, or another failure
+        except Exception as error:  # noqa: BLE001  # the failure that ended the run, or another
             self.ended_by = error
         except asyncio.CancelledError:
             if not self.live:
                 raise
-        # Other branches may not have come to their last record yet.
+        # Other branches may not have reached their last record yet.
         await self._ended
 
     def break_off(self, error: BaseException) -> BaseException:
-        """End the replay: its tasks are cancelled at once."""
+        """End the replay, and cancel its tasks without delay."""
         self.branches.task_class = None
         for task in self._patient():
             task.hurry()
         return super().break_off(error)
 
-    # What calls do.
-
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return what a record says, or raise it, when it is its turn."""
-        # At once: the call may be cancelled while it waits.
+        """Return the recorded value, or raise the recorded failure, when it is its turn."""
+        # Before waiting, because the call may be cancelled while it waits.
         self.find_undo(call)
         if len(self.branches.tasks) > 1:
             await self._park(call, self._places.get(key, len(self._places)))
         return self.replay(call, key, record)
 
     async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
-        """Stop a call that has no record, until it is cancelled or refused."""
+        """Stop a call without a record until it is cancelled or refused."""
         await self._park(call, None)
 
     async def _park(self, call: StepCall, place: int | None) -> None:
@@ -148,10 +146,8 @@ class Replay(Execution):
         super().add_undo(call, key)
         self.unknown.discard(key)
 
-    # What happens when no branch gets further.
-
-    async def _goes_on(self) -> bool:
-        """Let the next thing happen; return whether there was one."""
+    async def _take_action(self) -> bool:
+        """Take the next action; return whether there was one."""
         if self._answer() or await self._changes(self._at_work()):
             return True
         if self._cancel(lambda _, request: request.is_soft) or self._pass_time():
@@ -164,8 +160,8 @@ class Replay(Execution):
         return [task for task in self.branches.tasks if isinstance(task, PatientTask)]
 
     async def _is_quiet(self) -> bool:
-        """Wait until no branch runs; return whether that did not take too long."""
-        # Between the end of one branch and the wake-up of another, asyncio calls callbacks.
+        """Wait until no branch runs; return `False` if that takes too long."""
+        # Asyncio calls callbacks between the end of one branch and the wake-up of another.
         quiet = busy = 0
         while quiet < _STEADY:
             is_busy = any(awaited_future(task) is None for task in self._running())
@@ -182,20 +178,20 @@ class Replay(Execution):
         return [task for task in self.branches.tasks if not task.done()]
 
     async def _pause(self) -> bool:
-        """Wait for code that is not known to wait for another branch; return whether it may."""
+        """Give code of the function time to continue; return `False` at the limit."""
         self._pauses -= 1
         await self.clock.sleep(_PAUSE)
         return self._pauses > 0
 
     def _at_work(self) -> list[Task]:
-        """Return the tasks that wait for what is neither in the run nor a timer."""
+        """Return the tasks that wait for something outside the run, other than a timer."""
         running = self._running()
         resting = {*self._parked, self._ended}
         waiting = [task for task in running if awaited_future(task) not in resting]
         return [task for task in waiting if not awaits_only(task, running) and not sleeps(task)]
 
     async def _changes(self, tasks: Iterable[Task]) -> bool:
-        """Return whether one of these tasks continues soon."""
+        """Return whether one of these tasks continues within `LONGEST_AWAIT`."""
         before = [(task, awaited_future(task)) for task in tasks]
         until = self.clock.monotonic() + LONGEST_AWAIT.total_seconds()
         if not before or before == self._still:
@@ -207,7 +203,7 @@ class Replay(Execution):
         return False
 
     def _answer(self) -> bool:
-        """Answer the call whose record was made first."""
+        """Answer the call whose record comes first."""
         answers = {f: each.place for f, each in self._parked.items() if each.place is not None}
         future = min((f for f in answers if not f.done()), key=answers.__getitem__, default=None)
         if future is not None:
@@ -215,7 +211,7 @@ class Replay(Execution):
         return future is not None
 
     def _cancel(self, is_wanted: Callable[[PatientTask, CancelRequest], bool]) -> bool:
-        """Deliver a cancellation that was requested."""
+        """Deliver the first requested cancellation that is wanted."""
         for task in self._patient():
             for request in [*task.requests.values()]:
                 if not task.done() and is_wanted(task, request):
@@ -224,7 +220,7 @@ class Replay(Execution):
         return False
 
     def _pass_time(self) -> bool:
-        """Let the time come that the function's own code waits for next."""
+        """Fire the next timer of the function's own code."""
         timers = timers_where(lambda position: branches_of(position) is self.branches)
         if not timers or not self._timers:
             return False
@@ -233,7 +229,7 @@ class Replay(Execution):
         return True
 
     def _refuse(self) -> bool:
-        """Let a call that has no record raise: what ended the scope around it, or that."""
+        """Let a call without a record raise: what ended the scope around it, or `RunOver`."""
         future = next((f for f in self._parked if not f.done()), None)
         if future is None or not self._refusals:
             return False

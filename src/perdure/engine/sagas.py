@@ -1,8 +1,8 @@
 """Sagas: scopes whose steps are undone if their block fails, and undos, which are steps too.
 
-That a scope is undone is recorded before its first undo begins. From then on the scope is closed,
-also for a replay after a crash: steps in it answer from their records, a call without a record does
-not begin, but raises what ended the block, and so does the block, whatever else raises in it now.
+The rollback of a scope is recorded before its first undo begins. From then on the scope is closed,
+even for a replay after a crash: steps in it answer from their records, and a call without a record
+does not begin but raises what ended the block. So does the block, whatever else is raised in it.
 
 If the block was cancelled, because its branch lost a race or a sibling failed, such a call waits
 instead, until the block is cancelled again as in the original execution.
@@ -36,8 +36,8 @@ UNDO_RETRY = Retry(5)
 class Saga:
     """A block whose steps are undone if it raises; the exception then propagates.
 
-    The record of an ended scope has the keys that are undone, what ended the block, and the keys of
-    the failures which led to that.
+    The record of a scope that was undone has the keys of its steps, what ended the block, and the
+    keys of the failures that led to it.
     """
 
     def __init__(self, run: Execution, id: str, retry: Retry | None) -> None:
@@ -106,7 +106,7 @@ class Saga:
             raise ended_by
 
     async def _replay(self, error: BaseException) -> None:
-        """Let the block end as it did the first time, if that is recorded; nothing is undone."""
+        """Let the block end as it did originally, if that is recorded; nothing is undone."""
         if self._record is not None:
             for task in self._tasks():
                 task.cancel()
@@ -159,7 +159,7 @@ class Saga:
 
     @property
     def cause(self) -> Exception | None:
-        """What ended the block the first time, if that is recorded and was not a cancellation."""
+        """What ended the block originally, if that is recorded and was not a cancellation."""
         if self._record is None or self._record.get("cause") is None:
             return None
         cause: Any = self._record["cause"]
@@ -168,8 +168,9 @@ class Saga:
         return error
 
     def _recall(self, error: BaseException) -> BaseException:
-        """Return what ended the block the first time: of several branches, another may have failed
-        first now.
+        """Return what ended the block originally.
+
+        If several branches fail, another one may be first in a replay.
         """
         assert self._record is not None, "the scope is closed"
         run, failed = self._run, self._record.get("failed", ())
@@ -271,7 +272,7 @@ async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
 
 
 async def _learn(run: Execution, keys: Iterable[str]) -> None:
-    """Replay the function if this activation has not come to the calls of some of these steps."""
+    """Replay the function if this activation has not reached the calls of all these steps."""
     unknown = [key for key in keys if key not in run.undos and UNDO + key not in run.history]
     if not unknown or run.replays_only:
         return

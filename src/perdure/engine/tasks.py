@@ -16,8 +16,8 @@ attributes that have been the same from Python 3.11 to 3.14, and that a test che
 - `asyncio.coroutines._is_coroutine`: marks a function that returns a coroutine, up to Python 3.11.
 - `BaseEventLoop._ready`: the callbacks that the loop runs next. Other loops do not have it.
 - `BaseEventLoop._scheduled`: its timers, with the context of the code that set each (`_context`).
-- the local variable `self` of the code that cancels a task, or takes that back: the `Timeout`,
-  `TaskGroup` or scope of anyio that does it.
+- the local variable `self` of the code that cancels a task or withdraws a cancellation: the
+  `Timeout`, the `TaskGroup` or the cancel scope of anyio.
 
 Whatever is not recognized counts as unknown. The caller then decides by time, and never guesses.
 """
@@ -121,8 +121,8 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
 class CancelRequest:
     """A cancellation of a task that is not delivered yet.
 
-    `source` requested it, `count` times. It `is_soft` if it comes from a timeout around a part of
-    the task's code: the task then continues after that part.
+    `source` requested it `count` times. It `is_soft` if it comes from a timeout around a part of
+    the task's code, after which the task continues.
     """
 
     __slots__ = ("count", "is_soft", "message", "source")
@@ -135,13 +135,14 @@ class CancelRequest:
 
 
 class PatientTask(asyncio.Task[Any]):
-    """A task whose cancellations are kept in `requests`, the oldest first, until `deliver`.
+    """A task that keeps cancellations in `requests`, oldest first, until `deliver` is called.
 
-    A request that its source takes back before that was never made. `hurry` ends all patience.
+    A request that its source withdraws before that has no effect. After `hurry`, cancellations are
+    delivered at once.
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any], **options: Any) -> None:
-        # First: an eager task runs inside of the constructor of its base class.
+        # Set first, because an eager task runs inside the constructor of its base class.
         self.requests: dict[int, CancelRequest] = {}
         self._is_patient = True
         super().__init__(work, **options)
@@ -151,13 +152,13 @@ class PatientTask(asyncio.Task[Any]):
         if not self._is_patient or self.done():
             return super().cancel(msg)
         source = _requester(sys._getframe(1))
-        # The request refers to the source, whose id therefore stays its own.
+        # The request keeps its source alive, so no other object can have the same id.
         request = self.requests.setdefault(id(source), CancelRequest(source, msg))
         request.count += 1
         return True
 
     def uncancel(self) -> int:
-        """Take back a cancellation, whether it has been delivered or not."""
+        """Withdraw a cancellation, whether it has been delivered or not."""
         source = id(_requester(sys._getframe(1)))
         request = self.requests.get(source)
         if request is None:
@@ -168,7 +169,7 @@ class PatientTask(asyncio.Task[Any]):
         return self.cancelling()
 
     def deliver(self, request: CancelRequest) -> None:
-        """Cancel the task as it was requested."""
+        """Cancel the task as requested."""
         del self.requests[id(request.source)]
         super().cancel(request.message)
 
@@ -179,14 +180,14 @@ class PatientTask(asyncio.Task[Any]):
 
 
 def _requester(frame: FrameType) -> object:
-    """Return the object whose method cancels a task, or takes that back."""
+    """Return the object whose method cancels a task, or withdraws a cancellation."""
     names = frame.f_locals
-    # A scope of anyio also cancels the tasks of the scopes inside of it.
+    # A cancel scope of anyio also cancels the tasks of scopes nested in it.
     return names.get("origin", names.get("self"))
 
 
 def timers_where(is_wanted: Callable[[object], bool]) -> list[asyncio.TimerHandle]:
-    """Return the timers that were set by code at a wanted `POSITION`, the next one first."""
+    """Return the timers that code at a wanted `POSITION` has set, next one first."""
     scheduled = getattr(asyncio.get_running_loop(), "_scheduled", ())
     timers: list[Any] = [timer for timer in scheduled if not timer.cancelled()]
     found = [timer for timer in timers if is_wanted(timer._context.get(POSITION))]
@@ -194,10 +195,10 @@ def timers_where(is_wanted: Callable[[object], bool]) -> list[asyncio.TimerHandl
 
 
 def fire(timer: Any) -> None:
-    """Let the time of a timer come now."""
+    """Let a timer expire now."""
     scope = getattr(timer._callback, "__self__", None)
     if scope is not None and hasattr(scope, "deadline"):
-        # One of anyio, which looks at the time itself.
+        # A cancel scope of anyio, which compares its deadline with the clock.
         scope.deadline = -math.inf
     else:
         timer._run()
@@ -295,13 +296,13 @@ def awaits_only(task: Task, branches: Collection[Task]) -> bool:
 
 
 def awaits_primitive(task: Task) -> bool:
-    """Return whether a task waits for an asyncio primitive, which another one releases."""
+    """Return whether a task waits for an asyncio primitive, which another task releases."""
     frame = _innermost_frame(task)
     return frame is not None and _joins().get(frame.f_code) is _primitive
 
 
 def sleeps(task: Task) -> bool:
-    """Return whether a task waits for nothing but a timer that the event loop tells of."""
+    """Return whether a task only sleeps, on an event loop that shows its timers."""
     frame = _innermost_frame(task)
     is_asleep = frame is not None and frame.f_code is _SLEEP
     return is_asleep and hasattr(task.get_loop(), "_scheduled")

@@ -157,8 +157,8 @@ class _Entry:
                 error.add_note(self._hint)
             self._entered.set_exception(error)
             return
-        when = "were left" if self._unused.is_set() else "were in use"
-        logger.error("the deps of a runtime failed while they %s", when, exc_info=error)
+        when = "on exit" if self._unused.is_set() else "while in use"
+        logger.error("the deps of a runtime failed %s", when, exc_info=error)
 
     async def _wait_until_unused(self) -> None:
         try:

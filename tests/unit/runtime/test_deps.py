@@ -276,7 +276,7 @@ async def test_dependencies_that_fail_during_use_are_logged_at_once(
         assert (await runtime.trigger(use, "a")).output == "a"
     assert (await runtime.trigger(use, "b")).output == "b"
     assert [record.message for record in caplog.records] == [
-        "the deps of a runtime failed while they were in use"
+        "the deps of a runtime failed while in use"
     ]
     assert len(entries) == 2
 

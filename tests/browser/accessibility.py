@@ -25,6 +25,7 @@ async def axe(page: Page) -> list[str]:
     The script is evaluated by the debugger and not loaded by the page, so that the page's content
     security policy stays in force.
     """
-    await page.evaluate(_axe())
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(_axe())
     found = await page.evaluate(_RUN)
     return [f"{each['rule']}: {each['help']}: {node}" for each in found for node in each["nodes"]]

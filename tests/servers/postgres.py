@@ -88,13 +88,16 @@ def postgres_version(url: str) -> str:
 
 
 @contextmanager
-def fresh_database(server: Server, *, pooled: bool = False) -> Iterator[str]:
-    """Yield the URL of an empty database. Then no client may be connected, and it is dropped.
+def fresh_database(
+    server: Server, *, pooled: bool = False, copy_of: str = "template1"
+) -> Iterator[str]:
+    """Yield the URL of a database. Then no client may be connected, and it is dropped.
 
-    `pooled` means that a pooler is in between, which keeps its connections open.
+    It is empty, or a copy of another database. `pooled` means that a pooler is in between, which
+    keeps its connections open.
     """
     name = unique_name()
-    _administer(server, f'CREATE DATABASE "{name}"')
+    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{copy_of}"')
     try:
         yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
     finally:

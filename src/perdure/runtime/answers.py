@@ -209,14 +209,14 @@ def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
     status = rest_status(snapshot)
     if is_over(status):
         raise TooLate(token.run_id, f"the run is {status}")
-    raise TooLate(token.run_id, "the run no longer waits for this answer")
+    raise TooLate(token.run_id, "the run does not wait for this answer")
 
 
 def _raise_answer(token: Token, answer: Mapping[str, Any], at: datetime | None) -> NoReturn:
     if answer.get("expired"):
         raise TooLate(token.run_id, "it has expired" + ("" if at is None else f" at {at}"))
     if answer.get("closed"):
-        raise TooLate(token.run_id, "the run no longer waits for this answer")
+        raise TooLate(token.run_id, "the run does not wait for this answer")
     raise AlreadyAnswered(token.run_id, str(answer.get("by", "")), at)
 
 

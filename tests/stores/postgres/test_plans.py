@@ -1,8 +1,10 @@
 """Query plans of PostgreSQL: with 50,000 runs, every statement reads a few rows by an index."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -24,6 +26,8 @@ from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.harness import drives, send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.postgres import fresh_database
+from tests.servers.process import Server
 
 LONG = timedelta(minutes=5)
 RUNS = 50_000
@@ -95,25 +99,44 @@ def scans_in(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from scans_in(below)
 
 
-@pytest.fixture(params=["our own", "awaitly's"])
+@pytest.fixture(scope="module", params=["our own", "awaitly's"])
 def table(request: pytest.FixtureRequest) -> str:
     """The program that created the table."""
     return str(request.param)
 
 
-@pytest.fixture
-async def store(postgres_url: str, table: str) -> AsyncIterator[PostgresStore]:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
+@pytest.fixture(scope="module")
+def filled(postgres_server: Server, table: str) -> Iterator[str]:
+    """The name of a database with many runs. Tests use copies, which are made much faster."""
+    with fresh_database(postgres_server) as url:
         if table == "awaitly's":
-            connection.execute(
+            execute(
+                url,
                 "CREATE TABLE perdure_runs (id text PRIMARY KEY, snapshot jsonb NOT NULL, "
-                "updated_at timestamptz DEFAULT now())"
+                "updated_at timestamptz DEFAULT now())",
             )
-        async with postgres(postgres_url, max_connections=1) as store:
+        asyncio.run(create_tables(url))
+        execute(url, MANY_RUNS, MANY_TAGS, "VACUUM ANALYZE")
+        yield urlsplit(url).path[1:]
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+async def create_tables(url: str) -> None:
+    async with postgres(url) as store:
+        await store.load("run")
+
+
+@pytest.fixture
+async def store(postgres_server: Server, filled: str) -> AsyncIterator[PostgresStore]:
+    """A store on a copy of the database."""
+    with fresh_database(postgres_server, copy_of=filled) as url:
+        async with postgres(url, max_connections=1) as store:
             await store.load("run")
-            connection.execute(MANY_RUNS)
-            connection.execute(MANY_TAGS)
-            connection.execute("VACUUM ANALYZE")
             yield store
 
 

@@ -132,12 +132,17 @@ async def create_tables(url: str) -> None:
 
 
 @pytest.fixture
-async def store(postgres_server: Server, filled: str) -> AsyncIterator[PostgresStore]:
-    """A store on a copy of the database."""
+def postgres_url(postgres_server: Server, filled: str) -> Iterator[str]:
+    """A copy of the database."""
     with fresh_database(postgres_server, copy_of=filled) as url:
-        async with postgres(url, max_connections=1) as store:
-            await store.load("run")
-            yield store
+        yield url
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    async with postgres(postgres_url, max_connections=1) as store:
+        await store.load("run")
+        yield store
 
 
 @pytest.fixture

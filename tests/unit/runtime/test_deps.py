@@ -232,7 +232,7 @@ async def test_an_error_of_leaving_is_logged(caplog: pytest.LogCaptureFixture) -
     run = await Runtime(MemoryStore(), deps=opened).trigger(use, "a")
     assert run.output == "a"
     (record,) = caplog.records
-    assert "failed while they were left" in record.message
+    assert "failed on exit" in record.message
     assert record.exc_info
     assert isinstance(record.exc_info[1], ConnectionError)
 

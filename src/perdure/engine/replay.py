@@ -178,7 +178,7 @@ class Replay(Execution):
         return [task for task in self.branches.tasks if not task.done()]
 
     async def _pause(self) -> bool:
-        """Give code of the function time to continue; return `False` at the limit."""
+        """Wait briefly for code of the function; return `False` at the limit of such waits."""
         self._pauses -= 1
         await self.clock.sleep(_PAUSE)
         return self._pauses > 0

@@ -138,6 +138,32 @@ async def test_a_connection_is_not_reused_after_its_request_was_cancelled() -> N
         assert await post(host, http) == Response(200, b"{}")
 
 
+async def test_a_connection_whose_request_outlives_the_transport_is_closed() -> None:
+    """Otherwise it would stay open until it is collected as garbage."""
+    asked, answering, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n[1]")
+        asked.set()
+        await answering.wait()
+        writer.write(OK)
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        http = StreamTransport(SSLContext, "here", 5)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v2/pipeline"
+        posted = asyncio.ensure_future(http.post(url, b"[1]", {}))
+        await asked.wait()
+        await http.close()
+        answering.set()
+        assert (await posted).status == 200
+        await asyncio.wait_for(ended.wait(), 5)
+
+
 async def test_a_connection_is_not_reused_after_a_long_idle_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

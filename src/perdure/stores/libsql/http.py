@@ -200,7 +200,8 @@ class StreamTransport(Transport):
         target = _target(url)
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head = f"{target.head}{fields}content-length: {len(body)}\r\n\r\n"
-        idle = self._idle.setdefault((target.host, target.port), [])
+        address = target.host, target.port
+        idle = self._idle.setdefault(address, [])
         async with self._limit:
             connection = await self._connection(target, idle)
             try:
@@ -212,7 +213,11 @@ class StreamTransport(Transport):
             except BaseException:
                 connection.abort()
                 raise
-        idle.append(connection)
+        if self._idle.get(address) is idle:
+            idle.append(connection)
+        else:
+            # Closed while the request was in flight: nothing would close this connection later.
+            connection.abort()
         return response
 
     def forget_loop(self) -> None:

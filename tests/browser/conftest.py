@@ -4,6 +4,8 @@ The tests of this package share one event loop, in which the browser lives; dash
 threads of their own.
 """
 
+import asyncio
+import fcntl
 import os
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -61,7 +63,17 @@ async def fill(url: str) -> str:
 async def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A SQLite file with the history of the sample shop; tests use copies of it."""
     path = tmp_path_factory.mktemp("seeded") / "shop.db"
-    await fill(f"sqlite:///{path}")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        await fill(f"sqlite:///{path}")
+        return path
+    # Filling it takes long: the first process does it for all of them.
+    shared = tmp_path_factory.getbasetemp().parent / "shop.db"
+    with shared.with_suffix(".lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            await fill(f"sqlite:///{path}")
+            shutil.copy(path, shared)
+        shutil.copy(shared, path)
     return path
 
 

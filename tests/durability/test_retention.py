@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure import Client, Keep, Runtime, Step, Worker, workflow
-from perdure.errors import InvalidArgument, MissingAbility, StoreUnavailable
+from perdure.errors import InvalidArgument, MissingAbility, StoreError
 from perdure.insights import Insights, Tally
 from perdure.operations import Operations
 from perdure.retention import OVER
@@ -238,9 +238,9 @@ async def test_a_crash_never_leaves_a_log_without_its_run() -> None:
         clock = TestClock()
         store = MemoryStore(clock=clock)
         await (await cancelled_map(store, clock)).declare_retention()
-        faulty = FaultyStore(store, fail_at=number, error=StoreUnavailable, stays_down=True)
+        faulty = FaultyStore(store, fail_at=number, error=StoreError, stays_down=True)
         runtime = runtime_of(faulty, mapping(Keep(cancelled="2d")), clock=clock)
-        with suppress(StoreUnavailable):
+        with suppress(StoreError):
             await runtime.sweep()
         assert "m" in await ids(store) or not await ids(store, "~log:"), number
         await clock.advance("1h")
@@ -374,7 +374,7 @@ class TestResult:
             return str(await step.call("child", order, "completed"))
 
         await runtime_of(store, order, parent, clock=clock).trigger(parent, run_id="p")
-        dying = FaultyStore(store, fail_at=1, verbs={"send"}, stays_down=True)
+        dying = FaultyStore(store, fail_at=1, verbs={"send"}, error=StoreError, stays_down=True)
         await runtime_of(dying, order, parent, clock=clock).sweep()
         stored = await store.load("p/1/child")
         assert stored is not None

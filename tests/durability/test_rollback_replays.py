@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from perdure import Run, Runtime, Step, workflow
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError
 from perdure.store import Entry, Verdict
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore
@@ -218,8 +218,8 @@ async def test_a_closed_scope_raises_what_it_raised_the_first_time(world: World)
 
     inner = MemoryStore()
     # The process dies when it records the undo, which is after the scope was closed.
-    store = FaultyStore(inner, fail_at=5, verbs={"append"}, stays_down=True)
-    with pytest.raises(StoreUnavailable):
+    store = FaultyStore(inner, fail_at=5, verbs={"append"}, error=StoreError, stays_down=True)
+    with pytest.raises(StoreError):
         await Runtime(store, workflows=[two], lease_ttl=0.2).trigger(two, run_id="t")
     stored = await inner.load("t")
     assert stored is not None

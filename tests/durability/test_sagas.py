@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from perdure import Retry, RollbackFailed, RunFailed, Runtime, Step, TooLate, durable, workflow
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore, TestClock
@@ -85,8 +85,8 @@ async def test_a_scope_that_began_to_be_undone_is_not_entered_again() -> None:
 
     inner = MemoryStore()
     # Its fourth entry is the record of the undo: the process dies before that.
-    store = FaultyStore(inner, fail_at=3, verbs={"append"}, stays_down=True)
-    with pytest.raises(StoreUnavailable):
+    store = FaultyStore(inner, fail_at=3, verbs={"append"}, error=StoreError, stays_down=True)
+    with pytest.raises(StoreError):
         await Runtime(store, workflows=[timed], lease_ttl=0.2).trigger(timed, run_id="t")
     stored = await inner.load("t")
     assert stored is not None

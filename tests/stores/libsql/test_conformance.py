@@ -11,6 +11,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from tests.servers.sqld import query
+from tests.stores.connections import ConnectionConformance
 
 
 class TestLibsqlServer(StoreConformance):
@@ -36,8 +37,8 @@ class TestLibsqlServer(StoreConformance):
         return [note for (note,) in query(self.server, "SELECT note FROM notes")]
 
 
-class TestLibsqlFile(StoreConformance):
-    """On a local file."""
+class TestLibsqlFile(ConnectionConformance):
+    """On a local file, for which `libsql` returns the store of `sqlite`."""
 
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[LibsqlStore | SqliteStore]:

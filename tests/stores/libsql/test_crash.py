@@ -29,7 +29,7 @@ async def test_accounts_balance_after_kill_9(sqld_url: str, tmp_path: Path) -> N
     query(sqld_url, "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER)")
     query(sqld_url, "INSERT INTO account VALUES ('ana', 0), ('bob', 0)")
     async with writers_on(sqld_url, tmp_path) as writers, libsql(sqld_url) as store:
-        acknowledged = await writers.kill_one_after_another("move", "run", 10, max_delay=6.0)
+        acknowledged = await writers.kill_one_after_another("move", "run", 5, max_delay=6.0)
         loaded = await store.load("run")
         assert loaded is not None
         moved = len(loaded["steps"])

@@ -9,7 +9,7 @@ import pymysql
 import pytest
 
 from perdure.store import Store
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import Harness
 from tests.servers.mysql import connect_arguments, fresh_database
 from tests.servers.process import Server, eventually
 
@@ -19,7 +19,7 @@ _OTHERS = """
 """
 
 
-class MysqlConformance(StoreConformance):
+class MysqlHarness(Harness):
     """The fixtures for every way to open the store.
 
     Creating tables takes longer than most checks: they are created once and emptied after each.

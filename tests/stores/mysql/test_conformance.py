@@ -6,10 +6,11 @@ import pytest
 
 from perdure.store import Store
 from perdure.stores import mysql
-from tests.stores.mysql.kit import MysqlConformance
+from perdure.testing.conformance import StoreConformance
+from tests.stores.mysql.kit import MysqlHarness
 
 
-class TestMysqlStore(MysqlConformance):
+class TestMysqlStore(MysqlHarness, StoreConformance):
     """Opened by URL."""
 
     @pytest.fixture

@@ -15,7 +15,8 @@ from perdure.stores import mysql, open_store
 from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.mysql import connect_arguments
-from tests.stores.mysql.kit import MysqlConformance, query
+from tests.stores.connections import ConnectionConformance
+from tests.stores.mysql.kit import MysqlHarness, query
 
 LONG = timedelta(minutes=5)
 ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
@@ -28,7 +29,7 @@ STRANGE = (
 
 
 @pytest.mark.slow
-class TestWithAPool(MysqlConformance):
+class TestWithAPool(MysqlHarness, ConnectionConformance):
     """With a pool of the user, whose sessions have modes that break careless statements."""
 
     examples = 5

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from perdure.store import Store
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import Harness
 from tests.servers.postgres import await_no_connections, fresh_database
 from tests.servers.process import Server
 
@@ -23,7 +23,7 @@ _TABLES = (
 )
 
 
-class PostgresConformance(StoreConformance):
+class PostgresHarness(Harness):
     """The fixtures for every way to open the store.
 
     Creating a database takes longer than most checks: it is created once and emptied after each.

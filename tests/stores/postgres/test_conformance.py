@@ -6,10 +6,11 @@ import pytest
 
 from perdure.store import Store
 from perdure.stores import postgres
-from tests.stores.postgres.kit import PostgresConformance
+from perdure.testing.conformance import StoreConformance
+from tests.stores.postgres.kit import PostgresHarness
 
 
-class TestPostgresStore(PostgresConformance):
+class TestPostgresStore(PostgresHarness, StoreConformance):
     """Opened by URL."""
 
     @pytest.fixture

@@ -11,8 +11,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from perdure.store import Store
 from perdure.stores import postgres
+from perdure.testing.conformance import StoreConformance
 from tests.servers.pgbouncer import PgBouncer
-from tests.stores.postgres.kit import PostgresConformance, empty
+from tests.stores.connections import ConnectionConformance
+from tests.stores.postgres.kit import PostgresHarness, empty
 
 AWAITLY = """
     CREATE TABLE IF NOT EXISTS perdure_runs (
@@ -26,7 +28,7 @@ on_one_server = pytest.mark.parametrize("postgres_server", ["debian"], indirect=
 
 
 @on_one_server
-class TestOnAwaitlysTable(PostgresConformance):
+class TestOnAwaitlysTable(PostgresHarness, StoreConformance):
     """In a table that awaitly created, whose snapshots are jsonb."""
 
     examples = 5
@@ -52,7 +54,7 @@ async def decode_json(connection: Any) -> None:
 
 @pytest.mark.slow
 @on_one_server
-class TestWithAPool(PostgresConformance):
+class TestWithAPool(PostgresHarness, ConnectionConformance):
     """With a pool of the user, whose connections decode JSON, as those of many users do."""
 
     examples = 5
@@ -70,7 +72,7 @@ class TestWithAPool(PostgresConformance):
 
 @pytest.mark.slow
 @on_one_server
-class TestWithAnEngine(PostgresConformance):
+class TestWithAnEngine(PostgresHarness, ConnectionConformance):
     """With a SQLAlchemy engine of the user."""
 
     examples = 5
@@ -91,7 +93,7 @@ class TestWithAnEngine(PostgresConformance):
 
 @pytest.mark.slow
 @on_one_server
-class TestBehindPgBouncer(PostgresConformance):
+class TestBehindPgBouncer(PostgresHarness, ConnectionConformance):
     """Behind a pooler in transaction mode: each transaction may use another session."""
 
     examples = 5

@@ -13,9 +13,10 @@ from perdure.store import Store
 from perdure.stores import SqlStore
 from perdure.stores.sql import SqlClient, sqlalchemy_client
 from perdure.stores.sql.dialects import DialectName
-from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance import Harness, StoreConformance
 from tests.servers import mysql, postgres
 from tests.servers.process import Server
+from tests.stores.connections import ConnectionConformance
 from tests.stores.sql.clients import (
     AiosqliteClient,
     AsyncmyClient,
@@ -28,7 +29,7 @@ from tests.stores.sql.clients import (
 TABLES = tuple(f"workflow_runs{suffix}" for suffix in ("", "_journal", "_inbox", "_tags"))
 
 
-class SqlConformance(StoreConformance):
+class SqlHarness(Harness):
     """What the three databases have in common."""
 
     examples = 5
@@ -43,8 +44,8 @@ class SqlConformance(StoreConformance):
         return SqlStore(CrashingClient(self.client, set_up + writes), dialect=self.dialect)
 
 
-class TestOnPostgres(SqlConformance):
-    """Through asyncpg."""
+class PostgresHarness(SqlHarness):
+    """A database on the server, for all checks of a class."""
 
     dialect = "postgres"
 
@@ -53,6 +54,10 @@ class TestOnPostgres(SqlConformance):
     def database(cls, postgres_server: Server) -> Iterator[str]:
         with postgres.fresh_database(postgres_server) as url:
             yield url
+
+
+class TestOnPostgres(PostgresHarness, StoreConformance):
+    """Through asyncpg."""
 
     @pytest.fixture
     async def store(self, database: str) -> AsyncIterator[Store]:
@@ -63,7 +68,7 @@ class TestOnPostgres(SqlConformance):
                 await pool.execute(f"DELETE FROM {table}")
 
 
-class TestOnMysql(SqlConformance):
+class TestOnMysql(SqlHarness, StoreConformance):
     """Through asyncmy."""
 
     dialect = "mysql"
@@ -95,7 +100,7 @@ class TestOnMysqlCountingFoundRows(TestOnMysql):
     flags = CLIENT.FOUND_ROWS
 
 
-class TestOnSqlite(SqlConformance):
+class TestOnSqlite(SqlHarness, StoreConformance):
     """Through aiosqlite."""
 
     dialect = "sqlite"
@@ -109,7 +114,7 @@ class TestOnSqlite(SqlConformance):
 
 
 @pytest.mark.slow
-class TestOnSqlalchemy(TestOnPostgres):
+class TestOnSqlalchemy(PostgresHarness, ConnectionConformance):
     """Through a SQLAlchemy engine, which has its own parameter style and types."""
 
     @pytest.fixture

@@ -1,0 +1,30 @@
+"""The part of the conformance kit that depends on how the connections of a store are opened."""
+
+import pytest
+
+from perdure.testing.conformance.base import BaseChecks
+from perdure.testing.conformance.batches import BatchesChecks
+from perdure.testing.conformance.declared import DeclaredChecks
+from perdure.testing.conformance.model import ModelChecks
+from perdure.testing.conformance.payloads import PayloadChecks
+from perdure.testing.conformance.races import RaceChecks
+from perdure.testing.conformance.transaction import TransactionChecks
+from perdure.testing.conformance.transactional_enqueue import TransactionalEnqueueChecks
+
+
+@pytest.mark.asyncio
+class ConnectionConformance(
+    DeclaredChecks,
+    BaseChecks,
+    BatchesChecks,
+    PayloadChecks,
+    TransactionChecks,
+    TransactionalEnqueueChecks,
+    RaceChecks,
+    ModelChecks,
+):
+    """Transactions, races, large values, and all verbs in random order.
+
+    The statements are the same however a store is opened, and the whole kit runs with one way to
+    open it. This part is for the others.
+    """

@@ -32,13 +32,6 @@ async def listen(step: Step) -> Any:
     return await step.wait_for_event("event", "told", timeout="1 day")
 
 
-@workflow("slow")
-async def slow(step: Step) -> str:
-    await step("first", asyncio.sleep, 0.3)
-    await step("second", lambda: 2)
-    return "done"
-
-
 @pytest.fixture
 def operations(store: Store) -> Operations:
     return Operations(store)
@@ -46,7 +39,7 @@ def operations(store: Store) -> Operations:
 
 @pytest.fixture
 def runtime(store: Store) -> Runtime:
-    return Runtime(store, workflows=[order, listen, slow])
+    return Runtime(store, workflows=[order, listen])
 
 
 async def settled(runtime: Runtime, run_id: str = "run") -> Any:
@@ -99,12 +92,25 @@ async def test_a_run_is_rewound_forked_and_deleted(
 
 
 async def test_a_run_that_a_worker_drives_is_paused_at_the_next_step(
-    runtime: Runtime, operations: Operations
+    store: Store, operations: Operations
 ) -> None:
+    started = asyncio.Event()
+
+    @workflow("slow")
+    async def slow(step: Step) -> str:
+        async def until_pausing() -> None:
+            started.set()
+            while not step._run.pausing:
+                await asyncio.sleep(0.01)
+
+        await step("first", until_pausing)
+        await step("second", lambda: 2)
+        return "done"
+
+    runtime = Runtime(store, workflows=[slow])
     async with Worker(runtime):
         await runtime.trigger(slow, run_id="run", wait=False)
-        while not (run := await runtime.get_run("run")) or run.status != "running":
-            await asyncio.sleep(0.01)
+        await started.wait()
         await operations.pause("run", by="ana")
         while (run := await runtime.get_run("run")) is not None and run.status != "paused":
             await asyncio.sleep(0.01)

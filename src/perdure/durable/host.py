@@ -190,7 +190,7 @@ class RunHost(calls.RunHost, ABC):
 
     def _lose_permit(self, cost: Cost) -> None:
         """Stop the run, because another process may use the permit; it can be claimed at once."""
-        self.execution.break_off(PermitLost(self.id, cost.limit.name))
+        self.break_off(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""
@@ -209,7 +209,7 @@ class RunHost(calls.RunHost, ABC):
         call_in(self.session.loop, lambda: self._report(report))
 
     def _report(self, report: Mapping[str, Any]) -> None:
-        if not self.execution.live:
+        if self._execution is None or not self._execution.live:
             return
         self.history.set_metadata("report", report)
         store = self.session.store
@@ -226,6 +226,15 @@ class RunHost(calls.RunHost, ABC):
         finally:
             if self._reports is not None:
                 await self._reports.close()
+
+    def free(self) -> None:
+        """Drop what refers back to this host, once the run was left.
+
+        Otherwise its records would stay in memory until the next garbage collection, which
+        thousands of finished runs would make expensive.
+        """
+        self._execution = self._suspension = self._reports = None
+        self.replay = self.on_message = self.outbox = self.around = None
 
     def renewed(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and check for messages that have arrived."""
@@ -244,6 +253,11 @@ class RunHost(calls.RunHost, ABC):
     def steps_in_flight(self) -> list[StepInFlight]:
         """Return the steps that are being executed."""
         return [] if self._execution is None else steps_in_flight(self._execution)
+
+    def pause(self) -> None:
+        """Let no step begin, and suspend the run as soon as nothing is in flight."""
+        if self._execution is not None:
+            self.suspension.pause()
 
     def break_off(self, error: Exception) -> None:
         """Make every step raise `error` from now on."""

@@ -147,7 +147,10 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
     else:
         host = await _resume(session, request, grant, stored)
     is_undone = host.history.rollback is not None
-    result = await _continue(host, request)
+    try:
+        result = await _continue(host, request)
+    finally:
+        host.free()
     if is_undone or host.history.rollback is None:
         return result
     return await _undo(session, request, result)
@@ -283,9 +286,11 @@ async def _undo(session: Session, request: Request, result: Result[Any, Any]) ->
             raise already_running(answer)
         grant = answer
     stored = await _load(request) if grant is None else grant.snapshot
-    return await _continue(
-        open_host(session, request.id, History(request.id, stored), grant), request, result
-    )
+    host = open_host(session, request.id, History(request.id, stored), grant)
+    try:
+        return await _continue(host, request, result)
+    finally:
+        host.free()
 
 
 async def _continue(

@@ -159,20 +159,20 @@ class Branches:
         "_factory",
         "_loop",
         "_position",
+        "_root",
         "_unwinding",
         "calls",
         "cancelled",
         "handle",
         "on_change",
         "parked",
-        "root",
         "task_class",
         "tasks",
         "when_idle",
     )
 
     def __init__(self) -> None:
-        self.root = Branch(self)
+        self._root: Branch | None = None
         self.tasks: dict[Task, Branch] = {}
         self.parked: set[Task] = set()
         self.calls: set[Leaf] = set()
@@ -186,9 +186,10 @@ class Branches:
     def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None, "a run needs a task"
-        self.root.task = task
-        self.tasks[task] = self.root
-        self._position = POSITION.set(self.root)
+        root = self.root
+        root.task = task
+        self.tasks[task] = root
+        self._position = POSITION.set(root)
         self._loop = task.get_loop()
         self._factory = _watch(self._loop)
         return self
@@ -199,9 +200,17 @@ class Branches:
         _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
-        # The handle refers to the run's records, which tasks that were left behind must not keep
-        # alive.
-        self.handle = None
+        # What refers to the run's records: tasks that were left behind must not keep them alive.
+        # And what refers back to this object: without it, the run is freed at once.
+        self.handle = self.on_change = self.when_idle = self._root = None
+
+    @property
+    def root(self) -> Branch:
+        """The branch of the workflow function itself."""
+        # Code that a run left behind may ask for it after the end, to be told that it is too late.
+        if self._root is None:
+            self._root = Branch(self)
+        return self._root
 
     def current(self, run_id: str, id: str) -> Branch:
         """Return the branch in which the running code calls the step `id` of this run."""

@@ -152,6 +152,7 @@ class Driver:
         finally:
             if host.around is not None:
                 host.around.after(None if rested is None else rested.status)
+            host.free()
 
     def _program(
         self,
@@ -290,6 +291,6 @@ async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
         return
     requests[:] = requests_in(messages)
     if (cancel := cancel_in(requests, host.history.rollback)) is not None:
-        host.execution.break_off(Cancelled(host.id, cancel.why))
+        host.break_off(Cancelled(host.id, cancel.why))
     elif requests:
-        host.suspension.pause()
+        host.pause()

@@ -108,7 +108,7 @@ def _program(
 ) -> Program:
     async def body(step: Step) -> Any:
         # Pause at once, so that recorded calls are answered, but nothing new begins.
-        host.suspension.pause()
+        host.pause()
         return await definition(step, payload)
 
     return Program(

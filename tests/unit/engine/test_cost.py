@@ -4,14 +4,16 @@ If a number grows here, every step or every run became slower.
 """
 
 import asyncio
+import gc
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from perdure import Client, Runtime, Step, Worker, Workflow, codec, durable, workflow
+from perdure.engine.history import History
 from perdure.store import Entry, Grant, LeaseRequest, Refusal, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faults import FaultyStore
@@ -166,6 +168,40 @@ async def test_a_run_makes_few_calls_beside_its_steps() -> None:
     store = MemoryStore()
     (await durable.run({}, ten, id="warm", store=store)).unwrap()
     assert await calls_in(durable.run({}, nothing, id="one", store=store)) <= 310
+
+
+def histories() -> int:
+    """Return how many histories of runs are in memory."""
+    return sum(type(each) is History for each in gc.get_objects())
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@workflow("visit")
+async def visit(step: Step) -> None:
+    """Use waits, branches and a report, which refer to the run in different ways."""
+    await step.sleep("nap", 0.001)
+    await asyncio.gather(step("a", fetch, "1"), step("b", fetch, "2"))
+    step.report(progress=0.5)
+
+
+@pytest.mark.usefixtures("no_collection")
+async def test_a_run_leaves_memory_when_it_ends() -> None:
+    """Without the garbage collector, which would have to look for the records of thousands."""
+    before = histories()
+    (await Workflow("plain").run(ten)).unwrap()
+    (await durable.run({}, ten, id="run", store=MemoryStore())).unwrap()
+    assert histories() == before
+    runtime = Runtime(MemoryStore(), workflows=[visit])
+    for number in range(3):
+        assert (await runtime.trigger(visit, run_id=str(number))).status == "completed"
+    assert histories() == before
 
 
 async def test_a_worker_makes_few_calls_for_a_run() -> None:

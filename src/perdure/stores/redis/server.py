@@ -205,6 +205,9 @@ class Listener:
         """Stop reading."""
         self._reader.cancel()
         await asyncio.wait([self._reader])
+        if not self._reader.cancelled():
+            # It was raised by `next`, unless the caller has stopped before.
+            self._reader.exception()
 
     async def _read(self) -> None:
         try:

@@ -78,3 +78,30 @@ async def test_a_signal_is_one_wake_up_and_one_claim(open_store: Callable[[], An
             await runtime.result(await Client(other).trigger(last))
     assert observed.claims == [1] * (SIGNALS + 1)
     assert observed.notifications == SIGNALS + 1
+
+
+async def test_no_run_is_missed_after_a_write_of_unknown_outcome(
+    open_store: Callable[[], Any],
+) -> None:
+    """It may be committed later, so from then on the server's announcements count as well."""
+    async with open_store() as store:
+        backend = store._backend
+        sender = backend.server if hasattr(backend, "server") else backend._notifications
+        observed = Observed(store)
+        listening = asyncio.create_task(consume(store.notifications()))
+        async with asyncio.timeout(10):
+            while not observed.notifications:
+                await asyncio.sleep(0.01)
+            with pytest.raises(TimeoutError), sender.announcing():
+                raise TimeoutError
+            # One for each of these, one for the failure, and more for what the server announces.
+            enqueued = observed.notifications = 0
+            while observed.notifications <= enqueued + 1:
+                await Client(store).trigger("last")
+                enqueued += 1
+    await listening
+
+
+async def consume(notifications: AsyncIterator[None]) -> None:
+    async for _ in notifications:
+        pass

@@ -7,8 +7,8 @@ it is ignored.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from perdure.clock import Clock
@@ -49,10 +49,19 @@ class Notifications:
                 logger.warning("notifications interrupted: %s", error)
                 await self._clock.sleep(_RECONNECT_SECONDS)
 
-    def announce(self) -> None:
-        """Wake the listeners of this store, because it may have made a run due."""
-        for listener in self._listeners:
-            listener.wake()
+    @contextmanager
+    def announcing(self) -> Generator[None]:
+        """Wake the listeners of this store after a write that may make a run due."""
+        try:
+            yield
+        except BaseException:
+            # The write may still be committed, after the listeners have looked for due runs.
+            for listener in self._listeners:
+                listener.heeds_own = True
+            raise
+        finally:
+            for listener in self._listeners:
+                listener.wake()
 
     def forget_loop(self) -> None:
         """Drop the listeners of an event loop that has ended."""
@@ -98,17 +107,19 @@ class Notifications:
 class _Listener:
     """Remembers whether a connection has received a notification since the last call of `next`.
 
-    `is_own` returns whether a process of the server belongs to a connection of this store.
+    `is_own` returns whether a process of the server belongs to a connection of this store, whose
+    notifications are ignored unless the listener `heeds_own`.
     """
 
     def __init__(self, is_own: Callable[[int], bool]) -> None:
         self.disconnecting = asyncio.Lock()
+        self.heeds_own = False
         self._is_own = is_own
         self._changed = asyncio.Event()
         self._is_stopped = False
 
     def notified(self, _connection: Any, process: int, _channel: str, payload: str) -> None:
-        if payload != ANNOUNCED or not self._is_own(process):
+        if self.heeds_own or payload != ANNOUNCED or not self._is_own(process):
             self.wake()
 
     def wake(self) -> None:

@@ -206,12 +206,9 @@ class PostgresBackend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         """Create the runs in one statement."""
-        fetch = partial(self._database.fetch, repeatable=False)
-        try:
+        with self._notifications.announcing():
+            fetch = partial(self._database.fetch, repeatable=False)
             return await self._create(fetch, ENQUEUE, runs)
-        finally:
-            # Even if this fails: the statement may have been committed.
-            self._notifications.announce()
 
     async def enqueue_in(
         self, connection: Any, runs: Sequence[NewRun], *, begun: bool
@@ -265,10 +262,8 @@ class PostgresBackend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         """Insert the messages and wake the runs that await them, in one statement."""
-        try:
+        with self._notifications.announcing():
             return await self._inboxes.send(messages)
-        finally:
-            self._notifications.announce()
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's unconsumed messages."""

@@ -1,8 +1,15 @@
 """Scripts and commands on a server that may be unavailable."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
@@ -93,14 +100,23 @@ class Server:
         except self._errors as error:
             raise translate(error, self.link.where) from error
 
-    def announce(self) -> None:
-        """Wake the listeners of this store, because it may have made a run due.
+    @contextmanager
+    def announcing(self) -> Generator[None]:
+        """Wake the listeners of this store after a call that may make a run due.
 
         They ignore the server's own notification, which has the name of the store: it comes later,
         and would make a worker look for the same run twice.
         """
-        for listener in self._listeners:
-            listener.wake()
+        try:
+            yield
+        except BaseException:
+            # The call may still be executed, after the listeners have looked for due runs.
+            for listener in self._listeners:
+                listener.ignored = None
+            raise
+        finally:
+            for listener in self._listeners:
+                listener.wake()
 
     def forget_loop(self) -> None:
         """Drop the connections of an event loop that has ended."""
@@ -171,11 +187,11 @@ def _new_name() -> bytes:
 
 
 class Listener:
-    """Receives messages of a channel, except those that its own store sent, until it is stopped."""
+    """Receives messages of a channel, except those of the ignored sender, until it is stopped."""
 
-    def __init__(self, subscriber: Any, own_name: bytes) -> None:
+    def __init__(self, subscriber: Any, ignored: bytes) -> None:
+        self.ignored: bytes | None = ignored
         self._subscriber = subscriber
-        self._own_name = own_name
         self._changed = asyncio.Event()
         self._is_stopped = False
         self._reader = asyncio.ensure_future(self._read())
@@ -215,7 +231,7 @@ class Listener:
                 message = await self._subscriber.get_message(
                     ignore_subscribe_messages=True, timeout=None
                 )
-                if message is not None and message["data"] != self._own_name:
+                if message is not None and message["data"] != self.ignored:
                     self.wake()
         finally:
             self.wake()

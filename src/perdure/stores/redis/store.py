@@ -143,11 +143,8 @@ class _Backend:
         several = self._runs.is_sharded and len(runs) > 1
         now = await self._runs.now() if several else ""
         head = (self.server.name, now)
-        try:
+        with self.server.announcing():
             answers = await self._runs.each(scripts.ENQUEUE, items, *head, repeatable=False)
-        finally:
-            # Even if the call fails: it may have been executed.
-            self.server.announce()
         return [answer == 1 for answer in answers]
 
     async def due(
@@ -176,12 +173,10 @@ class _Backend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         items = [_message_item(message) for message in messages]
-        try:
+        with self.server.announcing():
             return await self._runs.each(
                 scripts.SEND, items, self.server.name, repeatable=False, read=read_receipts
             )
-        finally:
-            self.server.announce()
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         if after is not None:

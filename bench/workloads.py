@@ -189,7 +189,9 @@ async def signalled_runs(store: Store, name: str, runs: int) -> float:
 async def reaction(store: Store, name: str, times: int = 7) -> float:
     """Return the seconds from a signal to the first line of the next step (F).
 
-    Another worker continues the run, and only a notification of the store can wake it in time.
+    A worker of this process continues the run, and does not find it by polling in time. Each signal
+    is sent after the previous run was settled, so three commits are measured: the message, the
+    claim, and the record of the wait.
     """
     reached: asyncio.Queue[float] = asyncio.Queue()
 

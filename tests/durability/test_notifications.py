@@ -15,7 +15,7 @@ import pytest
 
 from perdure import Runtime, Step, Worker, workflow
 from perdure.store import NewRun, NotifyStore, Store, can_notify
-from perdure.stores import FileStore, open_store, sqlite
+from perdure.stores import FileStore, _watching, open_store, sqlite
 from perdure.stores.file.run import FileRun
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.sqlite.notify import NEWEST_DUE, DueWatch
@@ -280,6 +280,19 @@ class LockedConnection(sqlite3.Connection):
             error.sqlite_errorcode = sqlite3.SQLITE_BUSY
             raise error
         return super().execute(sql, *arguments)
+
+
+async def test_closing_a_store_does_not_wait_for_an_idle_listener(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks less often; but the pause ends with the store."""
+    monkeypatch.setattr(_watching, "IDLE_CHECKS", 0)
+    monkeypatch.setattr(_watching, "IDLE_INTERVAL_SECONDS", 3600)
+    async with opened(url) as store:
+        listening = asyncio.ensure_future(anext(store.notifications()))
+        await asyncio.wait([listening], timeout=SOON)
+        await asyncio.wait_for(store.close(), 5)
+    listening.cancel()
 
 
 class TestSqlite:

@@ -25,10 +25,18 @@ _SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
 
 
 class Registry:
-    """The definitions that a runtime knows, by name and version."""
+    """The definitions that a runtime knows, by name and version.
+
+    `queues` are the queues of all of them, by name. `drives` are the versions of each workflow that
+    can be executed here; `drives_with_system` includes the engine's own workflows. They are kept,
+    because a worker needs them for each claim.
+    """
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        self.queues: dict[str, Queue] = {}
+        self.drives: tuple[Drivable, ...] = ()
+        self.drives_with_system: tuple[Drivable, ...] = _drivable(_SYSTEM)
         if not isinstance(definitions, Iterable):
             expected = "a list of functions decorated with @workflow"
             raise InvalidArgument("workflows", definitions, expected)
@@ -47,18 +55,16 @@ class Registry:
             hint = "Give one of the two functions another name, or another version="
             raise InvalidArgument("workflows", definition, expected, hint)
         versions[definition.version] = definition
+        if definition.queue is not None:
+            self.queues[definition.queue.name] = definition.queue
+        self.drives = _drivable(self._known)
+        self.drives_with_system = (*self.drives, *_drivable(_SYSTEM))
 
     def _check_queue(self, definition: Definition[Any, Any]) -> None:
         queue = definition.queue
         if queue is not None and self.queues.get(queue.name, queue) != queue:
             expected = f"one declaration of queue {queue.name!r}"
             raise InvalidArgument("queue", queue, expected, "Use the same Queue everywhere")
-
-    @property
-    def queues(self) -> dict[str, Queue]:
-        """The queues of all known workflows, by name."""
-        queues = (each.queue for each in self.definitions)
-        return {queue.name: queue for queue in queues if queue is not None}
 
     @property
     def names(self) -> list[str]:
@@ -69,17 +75,6 @@ class Registry:
     def definitions(self) -> list[Definition[Any, Any]]:
         """All known definitions, of all versions."""
         return [each for versions in self._known.values() for each in versions.values()]
-
-    @property
-    def drives(self) -> list[Drivable]:
-        """The versions of each workflow that can be executed here."""
-        return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
-
-    @property
-    def drives_with_system(self) -> list[Drivable]:
-        """The versions of each workflow that can be executed here, including the engine's own."""
-        own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
-        return [*self.drives, *own]
 
     def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the user's definition with the highest version, or `None`."""
@@ -141,7 +136,11 @@ class Registry:
         return newest, migrated
 
 
-def _drivable(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
+def _drivable(known: Mapping[str, Mapping[int, Definition[Any, Any]]]) -> tuple[Drivable, ...]:
+    return tuple(drivable for versions in known.values() for drivable in _versions_of(versions))
+
+
+def _versions_of(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
     newest = versions[max(versions)]
     if newest.migrate is not None:
         return [Drivable(newest.name, 1, newest.version)]

@@ -251,8 +251,10 @@ class Worker:
             return None
 
     @property
-    def _drives(self) -> list[Drivable]:
+    def _drives(self) -> Sequence[Drivable]:
         drives = self.runtime.registry.drives_with_system
+        if not self._paused:
+            return drives
         return [each for each in drives if each.workflow not in self._paused]
 
     def _is_woken_again(self, claimed: Sequence[Turn]) -> bool:

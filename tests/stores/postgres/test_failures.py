@@ -149,3 +149,20 @@ async def test_notifications_continue_after_a_lost_connection(postgres_url: str)
         await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
         await asyncio.wait_for(heard.acquire(), 5)
     await asyncio.wait_for(listening, 5)
+
+
+async def test_a_run_of_a_step_transaction_is_announced(postgres_url: str) -> None:
+    """The connection is the store's own, but the run becomes due only with the commit."""
+    async with postgres(postgres_url) as store:
+        (grant,) = await acquire(store, "run")
+        notifications = store.notifications()  # type: ignore[attr-defined]  # declared by `notify`
+        await asyncio.wait_for(anext(notifications), 5)
+        notification = asyncio.ensure_future(anext(notifications))
+
+        async def work(connection: object) -> Entry:
+            await store.enqueue_in(connection, [NewRun("child", "order", as_json(snapshot()))])
+            return entry(grant, 1, "a")
+
+        await store.transact("run", grant.lease.epoch, work)
+        await asyncio.wait_for(notification, 5)
+        await notifications.aclose()

@@ -50,6 +50,10 @@ class EnginePool:
         """Return the connection to its pool."""
         await self.release(connection, reusable=True)
 
+    def has_process(self, process: int) -> bool:
+        """Return `False`: the user's own transactions share the connections."""
+        return False
+
     def forget_loop(self) -> None:
         """Do nothing: an engine's connections cannot move to another event loop."""
 

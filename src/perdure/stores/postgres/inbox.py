@@ -39,7 +39,7 @@ SEND_ONE = """
             wake_at = CASE WHEN owner IS NULL AND awaits ? $2
                 THEN statement_timestamp() ELSE run.wake_at END
         WHERE run.id = $1 AND EXISTS (SELECT FROM sent)
-        RETURNING {notify_if_due}
+        RETURNING {notify_others_if_due}
     )
     SELECT 1, is_over, EXISTS (SELECT FROM sent), messages, is_over AND EXISTS (
         SELECT FROM {inbox} AS stored
@@ -82,7 +82,7 @@ SEND = """
             wake_at = CASE WHEN counted.is_awaited
                 THEN statement_timestamp() ELSE run.wake_at END
         FROM counted WHERE run.id = counted.id
-        RETURNING {notify_if_due}
+        RETURNING {notify_others_if_due}
     )
     SELECT i, is_over, is_sent, messages, is_over AND (
         SELECT true FROM {inbox} AS stored

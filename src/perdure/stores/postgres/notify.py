@@ -1,14 +1,20 @@
-"""Notifications about due runs, by LISTEN and NOTIFY."""
+"""Notifications about due runs, by LISTEN and NOTIFY.
+
+A message or a new run is announced to the listeners of the store itself as soon as it is committed.
+The server's notification of it would come later, and make a worker look for the same run twice, so
+it is ignored.
+"""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import StoreClosed, StoreUnavailable
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.statements import ANNOUNCED
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +49,20 @@ class Notifications:
                 logger.warning("notifications interrupted: %s", error)
                 await self._clock.sleep(_RECONNECT_SECONDS)
 
+    @contextmanager
+    def announcing(self) -> Generator[None]:
+        """Wake the listeners of this store after a write that may make a run due."""
+        try:
+            yield
+        except BaseException:
+            # The write may still be committed, after the listeners have looked for due runs.
+            for listener in self._listeners:
+                listener.heeds_own = True
+            raise
+        finally:
+            for listener in self._listeners:
+                listener.wake()
+
     def forget_loop(self) -> None:
         """Drop the listeners of an event loop that has ended."""
         self._listeners.clear()
@@ -57,14 +77,14 @@ class Notifications:
     @asynccontextmanager
     async def _listening(self) -> AsyncGenerator["_Listener"]:
         connection = await self._database.pool.connect()
-        listener = _Listener()
+        listener = _Listener(self._database.pool.has_process)
         self._listeners[listener] = connection
         if self._is_closed:
             listener.stop()  # the store was closed while this connected
         try:
             connection.add_termination_listener(listener.stop)
             with self._database.translate_errors():
-                await connection.add_listener(self._channel, listener.wake)
+                await connection.add_listener(self._channel, listener.notified)
             yield listener
         finally:
             await self._disconnect(listener)
@@ -78,21 +98,31 @@ class Notifications:
             connection.remove_termination_listener(listener.stop)
             try:
                 with self._database.translate_errors():
-                    await connection.remove_listener(self._channel, listener.wake)
+                    await connection.remove_listener(self._channel, listener.notified)
             finally:
                 await self._database.pool.disconnect(connection)
                 del self._listeners[listener]
 
 
 class _Listener:
-    """Remembers whether a connection has received a notification since the last call of `next`."""
+    """Remembers whether a connection has received a notification since the last call of `next`.
 
-    def __init__(self) -> None:
+    `is_own` returns whether a process of the server belongs to a connection of this store, whose
+    notifications are ignored unless the listener `heeds_own`.
+    """
+
+    def __init__(self, is_own: Callable[[int], bool]) -> None:
         self.disconnecting = asyncio.Lock()
+        self.heeds_own = False
+        self._is_own = is_own
         self._changed = asyncio.Event()
         self._is_stopped = False
 
-    def wake(self, *_: Any) -> None:
+    def notified(self, _connection: Any, process: int, _channel: str, payload: str) -> None:
+        if self.heeds_own or payload != ANNOUNCED or not self._is_own(process):
+            self.wake()
+
+    def wake(self) -> None:
         self._changed.set()
 
     def stop(self, *_: Any) -> None:

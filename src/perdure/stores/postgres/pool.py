@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument
@@ -32,6 +33,10 @@ class PostgresPool(Pool, Protocol):
         """Take back a connection that `connect` returned."""
         ...
 
+    def has_process(self, process: int) -> bool:
+        """Return whether this process of the server works for the store alone."""
+        ...
+
 
 class OwnPostgresPool(ConnectionPool):
     """Connections that the store opens itself, with settings for its own statements."""
@@ -50,6 +55,7 @@ class OwnPostgresPool(ConnectionPool):
         self.user_session_settings = _DEFAULT_PLANNING if prepared else ""
         self._url = url
         self._prepared = prepared
+        self._connections: WeakSet[Any] = WeakSet()
 
     @property
     def _errors(self) -> tuple[type[BaseException], ...]:
@@ -57,7 +63,7 @@ class OwnPostgresPool(ConnectionPool):
 
     async def _connect_once(self) -> Any:
         try:
-            return await load_driver().connect(
+            connection = await load_driver().connect(
                 self._url,
                 timeout=max(self._connect_timeout, 1),
                 statement_cache_size=100 if self._prepared else 0,
@@ -66,6 +72,17 @@ class OwnPostgresPool(ConnectionPool):
             )
         except driver_errors() as error:
             raise translate(error, self.where, "", self.role) from error
+        self._connections.add(connection)
+        return connection
+
+    def has_process(self, process: int) -> bool:
+        """Return whether one of the connections belongs to this process of the server."""
+        # A pooler hides the server's processes.
+        return self._prepared and any(
+            connection.get_server_pid() == process
+            for connection in self._connections
+            if not connection.is_closed()
+        )
 
     def _settings(self) -> dict[str, str]:
         settings = {"application_name": "perdure"}
@@ -111,6 +128,10 @@ class BorrowedPostgresPool(BorrowedPool):
     async def disconnect(self, connection: Any) -> None:
         """Return the connection to its pool."""
         await self._pool.release(connection)
+
+    def has_process(self, process: int) -> bool:
+        """Return `False`: the user's own transactions share the connections."""
+        return False
 
 
 def open_pool(

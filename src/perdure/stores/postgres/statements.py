@@ -157,10 +157,14 @@ ENQUEUE = """
             id, workflow, data, status, awaits, head_start, wake_at, queue, version, tags, summary
         )
         ON CONFLICT (id) DO NOTHING
-        RETURNING run.id, run.tags, run.created_at, {notify_if_due}
+        RETURNING run.id, run.tags, run.created_at, {notify_others_if_due}
     ) {extra}
     SELECT id FROM created
 """
+
+# In a transaction of the caller, which is committed later, and perhaps on one of the store's own
+# connections.
+ENQUEUE_JOINED = ENQUEUE.replace("{notify_others_if_due}", "{notify_if_due}")
 
 # The time of its start distinguishes a transaction from one that the user's code began instead.
 FENCE = """
@@ -280,8 +284,11 @@ _LOCKED_LEASES = """
 _NOTIFY_IF_DUE = """
     CASE WHEN run.owner IS NULL AND run.wake_at <= statement_timestamp()
             AND NOT starts_with(run.queue, '~')
-        THEN pg_notify('{channel}', '') END
+        THEN pg_notify('{channel}', '{payload}') END
 """
+
+ANNOUNCED = "announced"
+"""The payload of a notification that the sender's process does not need: it knows already."""
 
 # The first epoch of a run is the time of its creation, unless awaitly created it.
 _CREATED_AT = """
@@ -354,7 +361,10 @@ class Statements:
             "created_at": _CREATED_AT,
             "clock": "(date_part('epoch', statement_timestamp()) * 1000000)::bigint",
             "locked_leases": tables.sql(_LOCKED_LEASES),
-            "notify_if_due": _NOTIFY_IF_DUE.format(channel=tables.channel),
+            "notify_if_due": _NOTIFY_IF_DUE.format(channel=tables.channel, payload=""),
+            "notify_others_if_due": _NOTIFY_IF_DUE.format(
+                channel=tables.channel, payload=ANNOUNCED
+            ),
             "inbox_rows": tables.sql(_INBOX_ROWS, inbox_page=str(INBOX_PAGE)),
             "is_stale": tables.sql(_IS_STALE),
         }

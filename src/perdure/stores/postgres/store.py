@@ -47,6 +47,7 @@ from perdure.stores.postgres.search import Searches
 from perdure.stores.postgres.statements import (
     DELETE,
     ENQUEUE,
+    ENQUEUE_JOINED,
     FENCE,
     FENCE_LOCKED,
     HAS_ENTRY,
@@ -205,7 +206,9 @@ class PostgresBackend:
 
     async def enqueue(self, runs: Sequence[NewRun]) -> Sequence[bool]:
         """Create the runs in one statement."""
-        return await self._create(partial(self._database.fetch, repeatable=False), runs)
+        with self._notifications.announcing():
+            fetch = partial(self._database.fetch, repeatable=False)
+            return await self._create(fetch, ENQUEUE, runs)
 
     async def enqueue_in(
         self, connection: Any, runs: Sequence[NewRun], *, begun: bool
@@ -213,7 +216,7 @@ class PostgresBackend:
         """Create the runs in one statement of the caller's transaction."""
         table = self._tables.names["runs"]
         transaction = await join(connection, self._database, table, self._place)
-        return await self._create(transaction.fetch, runs)
+        return await self._create(transaction.fetch, ENQUEUE_JOINED, runs)
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
         """Return the merged snapshot as the caller's transaction sees it."""
@@ -221,13 +224,13 @@ class PostgresBackend:
         rows = await transaction.fetch(self._statements.sql(LOAD), self._key(id))
         return read_run(id, *rows[0]) if rows else None
 
-    async def _create(self, fetch: Fetch, runs: Sequence[NewRun]) -> Sequence[bool]:
+    async def _create(self, fetch: Fetch, template: str, runs: Sequence[NewRun]) -> Sequence[bool]:
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
             first.setdefault(self._key(run.id, run.workflow, run.queue), index)
         new = [(key, *_columns_of(runs[first[key]])) for key in sorted(first)]
         *columns, tags, summaries = zip(*new, strict=True)
-        statement = self._statements.sql(ENQUEUE, tags_added(tags))
+        statement = self._statements.sql(template, tags_added(tags))
         rows = await fetch(statement, *columns, tags, summaries)
         created = {first[key] for (key,) in rows}
         return [index in created for index in range(len(runs))]
@@ -259,7 +262,8 @@ class PostgresBackend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         """Insert the messages and wake the runs that await them, in one statement."""
-        return await self._inboxes.send(messages)
+        with self._notifications.announcing():
+            return await self._inboxes.send(messages)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's unconsumed messages."""

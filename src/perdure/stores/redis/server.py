@@ -1,8 +1,16 @@
 """Scripts and commands on a server that may be unavailable."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.clock import Clock, Duration, parse_duration
@@ -37,6 +45,7 @@ class Server:
 
     def __init__(self, link: Link, *, connect_timeout: Duration, clock: Clock) -> None:
         self.link = link
+        self.name = _new_name()
         self.is_closed = False
         self._connect_timeout = parse_duration(connect_timeout, "connect_timeout").total_seconds()
         self._clock = clock
@@ -81,14 +90,40 @@ class Server:
         try:
             async with self.link.subscriber() as subscriber:
                 await subscriber.subscribe(channel)
-                listener = Listener(subscriber)
+                listener = Listener(subscriber, self.name)
                 self._listeners.add(listener)
                 try:
                     yield listener
                 finally:
                     self._listeners.discard(listener)
+                    await listener.end()
         except self._errors as error:
             raise translate(error, self.link.where) from error
+
+    @contextmanager
+    def announcing(self) -> Generator[None]:
+        """Wake the listeners of this store after a call that may make a run due.
+
+        They ignore the server's own notification, which has the name of the store: it comes later,
+        and would make a worker look for the same run twice.
+        """
+        try:
+            yield
+        except BaseException:
+            # The call may still be executed, after the listeners have looked for due runs.
+            for listener in self._listeners:
+                listener.ignored = None
+            raise
+        finally:
+            for listener in self._listeners:
+                listener.wake()
+
+    def forget_loop(self) -> None:
+        """Drop the connections of an event loop that has ended."""
+        # Perhaps in another process, forked from the first.
+        self.name = _new_name()
+        self._listeners.clear()
+        self.link.forget_loop()
 
     async def close(self) -> None:
         """Stop the listeners, and close the connections that the store opened."""
@@ -147,35 +182,56 @@ def _raise_refusals(replies: list[Any]) -> list[Any]:
     return replies
 
 
-class Listener:
-    """Receives messages of a channel, until it is stopped."""
+def _new_name() -> bytes:
+    return b"%032x" % Random().getrandbits(128)
 
-    def __init__(self, subscriber: Any) -> None:
+
+class Listener:
+    """Receives messages of a channel, except those of the ignored sender, until it is stopped."""
+
+    def __init__(self, subscriber: Any, ignored: bytes) -> None:
+        self.ignored: bytes | None = ignored
         self._subscriber = subscriber
-        self._reading: asyncio.Future[Any] | None = None
+        self._changed = asyncio.Event()
         self._is_stopped = False
+        self._reader = asyncio.ensure_future(self._read())
+
+    def wake(self) -> None:
+        """Let `next` return."""
+        self._changed.set()
 
     async def next(self) -> bool:
         """Wait for a message; return `False` once the listener is stopped."""
-        while not self._is_stopped:
-            message = self._subscriber.get_message(ignore_subscribe_messages=True, timeout=None)
-            reading = self._reading = asyncio.ensure_future(message)
-            try:
-                await asyncio.wait([reading])
-            finally:
-                await self._cancel_reading()
-            if not reading.cancelled() and reading.result() is not None:
-                return True
-        return False
+        await self._changed.wait()
+        self._changed.clear()
+        if self._is_stopped:
+            return False
+        if self._reader.done():
+            await self._reader  # it has failed
+        return True
 
     async def stop(self) -> None:
         """End `next`, even while it is waiting."""
         self._is_stopped = True
         # A connection that is closed during a read would reopen itself.
-        await self._cancel_reading()
+        await self.end()
         await self._subscriber.aclose()
 
-    async def _cancel_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+    async def end(self) -> None:
+        """Stop reading."""
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+        if not self._reader.cancelled():
+            # It was raised by `next`, unless the caller has stopped before.
+            self._reader.exception()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                message = await self._subscriber.get_message(
+                    ignore_subscribe_messages=True, timeout=None
+                )
+                if message is not None and message["data"] != self.ignored:
+                    self.wake()
+        finally:
+            self.wake()

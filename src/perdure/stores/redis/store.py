@@ -94,7 +94,7 @@ class _Backend:
         await ensure_layout(self.server, self._keys)
 
     def forget_loop(self) -> None:
-        self.server.link.forget_loop()
+        self.server.forget_loop()
 
     async def close(self) -> None:
         await self.server.close()
@@ -142,7 +142,9 @@ class _Backend:
         # of the runs.
         several = self._runs.is_sharded and len(runs) > 1
         now = await self._runs.now() if several else ""
-        answers = await self._runs.each(scripts.ENQUEUE, items, now, repeatable=False)
+        head = (self.server.name, now)
+        with self.server.announcing():
+            answers = await self._runs.each(scripts.ENQUEUE, items, *head, repeatable=False)
         return [answer == 1 for answer in answers]
 
     async def due(
@@ -171,7 +173,10 @@ class _Backend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         items = [_message_item(message) for message in messages]
-        return await self._runs.each(scripts.SEND, items, repeatable=False, read=read_receipts)
+        with self.server.announcing():
+            return await self._runs.each(
+                scripts.SEND, items, self.server.name, repeatable=False, read=read_receipts
+            )
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         if after is not None:

@@ -1,8 +1,8 @@
 -- Creates runs that wait for a claim.
--- KEYS: the new runs. ARGV: the time of the call or "" for now, then nine for each: workflow, wake
--- time or "", head start, queue, version, tags, summary, rest as JSON with a summary after a NUL or
--- "", and the snapshot. Returns for each 1 if it was created, and 0 if it existed.
-local called = ARGV[1] ~= '' and tonumber(ARGV[1]) or now
+-- KEYS: the new runs. ARGV: the sender, the time of the call or "" for now, then nine for each:
+-- workflow, wake time or "", head start, queue, version, tags, summary, rest as JSON with a summary
+-- after a NUL or "", and the snapshot. Returns for each 1 if it was created, and 0 if it existed.
+local called = ARGV[2] ~= '' and tonumber(ARGV[2]) or now
 
 local function enqueue(run, workflow, at, head_start, queue, version, tags, summary, rest, snapshot)
     local shard, id = shard_and_id(run)
@@ -20,7 +20,7 @@ local function enqueue(run, workflow, at, head_start, queue, version, tags, summ
     new.wake = at ~= '' and at or integer(called - head_start)
     create(shard, id, new)
     if tonumber(new.wake) <= now and not in_system_queue(new) then
-        notify(shard)
+        notify(shard, ARGV[1])
     end
 end
 
@@ -28,7 +28,7 @@ local answers = {}
 for number, run in ipairs(KEYS) do
     answers[number] = 1 - redis.call('EXISTS', run)
     if answers[number] == 1 then
-        enqueue(run, unpack(ARGV, 9 * number - 7, 9 * number + 1))
+        enqueue(run, unpack(ARGV, 9 * number - 6, 9 * number + 2))
     end
 end
 return answers

@@ -59,12 +59,13 @@ local function in_system_queue(header)
     return string.sub(header.queue or '', 1, 1) == '~'
 end
 
+-- `sender` is the store whose listeners know already, if there is one.
 local is_notified = false
-local function notify(shard)
+local function notify(shard, sender)
     if not is_notified then
         is_notified = true
         -- Without the permission to publish only the notification is lost.
-        redis.pcall('PUBLISH', string.match(shard, '^[^{]*') .. 'notifications', '')
+        redis.pcall('PUBLISH', string.match(shard, '^[^{]*') .. 'notifications', sender or '')
     end
 end
 

@@ -1,5 +1,6 @@
 -- Puts messages in the inboxes of runs, and makes runs due that await them.
--- KEYS: the run of each message. ARGV, three for each: name, payload, dedup id as "=<id>" or "".
+-- KEYS: the run of each message. ARGV: the sender, then three for each message: name, payload, dedup
+-- id as "=<id>" or "".
 -- Returns a word for each, all in one string: a character (Delivered, Known already, Unknown run,
 -- or Over) and the number of messages that the inbox then has.
 local function is_awaited(run, name)
@@ -36,13 +37,13 @@ local function send(run, name, payload, dedup_id)
     if is_awaited(run, name) then
         redis.call('HSET', run, 'wake', now_text)
         schedule(shard, id, header, now_text)
-        notify(shard)
+        notify(shard, ARGV[1])
     end
     return 'D' .. redis.call('ZCARD', inbox)
 end
 
 local words = {}
 for number, run in ipairs(KEYS) do
-    words[number] = send(run, unpack(ARGV, 3 * number - 2, 3 * number))
+    words[number] = send(run, unpack(ARGV, 3 * number - 1, 3 * number + 1))
 end
 return table.concat(words, ' ')

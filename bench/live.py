@@ -83,7 +83,7 @@ async def served(store: Any) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def listening(base: str, path: str) -> AsyncGenerator[tuple[httpx.AsyncClient, Any]]:
-    """Be a tab: yield a client and the lines of the stream that says when the page has changed."""
+    """Act as a tab: yield a client and the lines of the stream of changes."""
     # Each tab is a session of its own: a session may open only three streams.
     async with httpx.AsyncClient(base_url=base, timeout=None) as client:
         page = await client.get(path)

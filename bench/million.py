@@ -197,7 +197,7 @@ _COPIED_BY_POSTGRES = f"""
 
 
 def copy_runs(url: str, copies: int) -> None:
-    """Copy the templates so often, each time a little older."""
+    """Copy the templates until there are enough runs, each time a little older."""
     slot = SECONDS_BACK / max(copies, 1)
     if url.startswith("sqlite:///"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:

@@ -307,7 +307,7 @@ class RawLibsql:
                 raise RuntimeError(f"sqld answered {result}")
 
     async def written(self) -> float:
-        raise NotImplementedError("sqld does not tell")
+        raise NotImplementedError("sqld does not report it")
 
     async def close(self) -> None:
         await self._client.aclose()

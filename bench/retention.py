@@ -1,9 +1,9 @@
-"""Remove a million finished runs while others work: what that does to their steps.
+"""Measure how removing a million finished runs affects the steps of working runs.
 
     python -m bench.retention [--runs 1000000] [--stores sqlite,postgres] [--window 5]
 
-Two hundred runs make a step about twice a second each. Runs are removed as workers do it, for some
-seconds, and then not, in turn until none is left: whatever else the machine does happens to both.
+Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
+and off every few seconds until no run is left, so that other load on the machine affects both cases.
 """
 
 import argparse
@@ -80,7 +80,7 @@ POLICIES: Policies = {
 
 @asynccontextmanager
 async def worker(store: Store, load: Load) -> AsyncGenerator[Runtime]:
-    """Drive the working runs; nothing is removed before that is declared."""
+    """Execute the working runs; nothing is removed before the policy is declared."""
     runtime = Runtime(store, workflows=[load.working])
     async with Worker(runtime, concurrency=WORKING + 50):
         for number in range(WORKING):
@@ -90,7 +90,7 @@ async def worker(store: Store, load: Load) -> AsyncGenerator[Runtime]:
 
 
 class Comparison(NamedTuple):
-    """The steps of working runs without and with the removal, and how many runs went how fast."""
+    """The steps of working runs without and with the removal, and its speed."""
 
     without: Times
     beside: Times

@@ -130,7 +130,7 @@ async def sleeping_workflow(step: Step) -> None:
 
 
 async def fail() -> None:
-    """Fail as a service does that is down."""
+    """Fail like a service that is down."""
     raise ConnectionError("down")
 
 
@@ -267,7 +267,7 @@ async def _held() -> int:
 
 @workflow("bench-loop")
 async def loop(step: Step, left: int) -> None:
-    """Begin again so many times."""
+    """Start over this many times."""
     await step("fetch", fetch, "1")
     rounds[step.run_id].append(now())
     if left > 1:

@@ -3,7 +3,7 @@
     python -m bench.retention [--runs 1000000] [--stores sqlite,postgres] [--window 5]
 
 Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
-and off every few seconds until no run is left, so that other load on the machine affects both cases.
+and off every few seconds until no run is left, so that other load affects both cases.
 """
 
 import argparse

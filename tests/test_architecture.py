@@ -150,8 +150,8 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
 LAZY = {"keyvalue", "stores", "caches", "integrations", "testing", "dashboard", "cli"}
-# The two looks upwards: the store that is used when the user names none, and the one that is opened
-# when the user names a URL. Both are made when they are first needed, by the code that owns them.
+# The two imports that point up: the store that is used when the user names none, and the one that
+# is opened when the user names a URL. Both are created when they are first needed, by their owner.
 DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "integrations", "testing", "dashboard", "cli"}
@@ -255,7 +255,7 @@ def refuse(problems: Iterable[tuple[Module, Import, str]]) -> None:
 
 
 def test_every_module_has_a_row() -> None:
-    """A module that is not in the table was not thought about."""
+    """A new module must be added to the table."""
     missing = [module.name for module in MODULES if unit_of(module.name) not in LEVEL]
     assert missing == [], "add them to ROWS, each at its level"
 

@@ -59,7 +59,7 @@ async def _add_schedule(path: Path) -> None:
 
 @contextlib.contextmanager
 def small_store() -> Iterator[dict[str, str]]:
-    """Make the store of the examples; return variables that name it."""
+    """Create the store of the examples; yield environment variables that name it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         asyncio.run(seed(Path("shop.db")))
         asyncio.run(_add_schedule(Path("shop.db")))

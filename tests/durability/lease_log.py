@@ -1,4 +1,4 @@
-"""A log of the leases on permits that several processes write, and what it says about a limit."""
+"""A log of the leases on permits that several processes write, and what it shows about a limit."""
 
 import os
 from collections import Counter, defaultdict

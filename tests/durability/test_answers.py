@@ -1,4 +1,4 @@
-"""An answer at every moment of a run: what the caller is told and what the run records agree."""
+"""An answer at every point of a run: the reply to the caller and the record of the run agree."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -235,7 +235,7 @@ async def test_a_rewind_closes_a_question_before_it_asks_again(
     assert await runtime.result(RUN) == "bob"
 
 
-async def test_an_answer_just_before_a_rewind_is_on_record(
+async def test_an_answer_just_before_a_rewind_is_recorded(
     store: MemoryStore, clock: TestClock
 ) -> None:
     runtime = Runtime(store, workflows=[rewound], clock=clock)

@@ -211,7 +211,7 @@ async def test_it_needs_a_store() -> None:
     assert isinstance(result.error, MissingAbility)  # type: ignore[union-attr]  # it failed
 
 
-async def test_the_wait_is_durable_before_it_is_told(store: MemoryStore) -> None:
+async def test_the_wait_is_durable_before_notify_is_called(store: MemoryStore) -> None:
     keys: list[tuple[str, str]] = []
 
     @workflow("tells")
@@ -288,7 +288,7 @@ async def test_a_failed_reminder_leaves_the_question_open(
     assert (await finished(runtime)).output is True
 
 
-async def test_a_question_that_cannot_be_told_fails_and_is_asked_again(
+async def test_a_failed_notify_fails_the_call_and_a_retry_asks_again(
     store: MemoryStore,
 ) -> None:
     is_up = False
@@ -340,7 +340,7 @@ async def test_a_gated_step_runs_when_it_is_approved(store: MemoryStore) -> None
     assert (await finished(runtime)).output == "5 to ana"
 
 
-async def test_a_rejected_step_raises_who_and_why(store: MemoryStore) -> None:
+async def test_a_rejected_step_raises_an_error_with_who_and_why(store: MemoryStore) -> None:
     runtime = Runtime(store, workflows=[gates])
     (wait,) = (await runtime.trigger(gates, 5, run_id="r")).pending
     await runtime.reject(wait.token, by="eve", note="no money")
@@ -416,7 +416,7 @@ async def test_a_callback_times_out(timed_store: MemoryStore, clock: TestClock) 
     assert isinstance((await finished(runtime)).error, StepTimeout)
 
 
-async def test_start_is_told_the_token_once(store: MemoryStore) -> None:
+async def test_start_gets_the_token_once(store: MemoryStore) -> None:
     told: list[str] = []
 
     @workflow("starts")
@@ -453,7 +453,7 @@ async def test_open_approvals_are_listed_by_who_is_asked(runtime: Runtime) -> No
     assert one.run_id not in [each.run_id for each in (await runtime.approvals()).approvals]
 
 
-async def test_an_answered_approval_is_not_listed_before_a_worker_comes(
+async def test_an_answered_approval_is_no_longer_listed_although_no_worker_runs(
     timed_store: MemoryStore, clock: TestClock
 ) -> None:
     runtime = Runtime(timed_store, workflows=[ships], clock=clock)
@@ -560,7 +560,7 @@ class SlowStore(MemoryStore):
         return await super().send(messages)
 
 
-async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None:
+async def test_a_question_may_be_cancelled_twice_while_it_is_closed() -> None:
     """As anyio does; the function sees a cancellation, nothing else."""
     seen: list[type[BaseException]] = []
 
@@ -597,7 +597,7 @@ class RacingStore(MemoryStore):
         return await super().send(messages)
 
 
-async def test_an_answer_that_comes_as_the_function_ends_stays_on_record() -> None:
+async def test_an_answer_that_arrives_as_the_function_ends_is_recorded() -> None:
     """It was accepted: if no code sees it, an act says so."""
     store = RacingStore()
     client = Client(store)

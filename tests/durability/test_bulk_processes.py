@@ -71,7 +71,7 @@ def start(url: str, id: str) -> "subprocess.Popen[str]":
 
 
 def kill_after(process: "subprocess.Popen[str]", runs: int) -> str:
-    """Kill a process when it has changed so many runs; return the id of its operation."""
+    """Kill a process when it has changed this many runs; return the id of its operation."""
     with process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -42,7 +42,7 @@ class Workers:
         return process
 
     def _pick(self) -> BaseProcess:
-        """Return a worker that is not paused: a paused one is to continue."""
+        """Return a worker that is not paused: a paused one must continue."""
         return random.choice([process for process in self.alive if process not in self._paused])
 
     def kill_one(self) -> None:

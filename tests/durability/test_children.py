@@ -186,7 +186,7 @@ async def test_calls_run_side_by_side(make_runtime: MakeRuntime, join: str) -> N
 @pytest.mark.parametrize(
     "value", [Receipt(3), Photo("a.png"), Page(number=7), b"\x00", {1, 2}, None, [Receipt(1)]]
 )
-async def test_an_output_comes_back_as_the_type_that_the_child_declares(
+async def test_an_output_has_the_type_that_the_child_declares(
     make_runtime: MakeRuntime, value: Any
 ) -> None:
     annotation = list[Receipt] if isinstance(value, list) else type(value)

@@ -141,7 +141,7 @@ async def test_every_crash_leaves_the_same_outcome() -> None:
 async def test_a_run_that_continues_is_cancelled_and_drained_like_any_other(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    """It never ends by itself."""
+    """Such a run never ends on its own."""
 
     @workflow("forever")
     async def forever(step: Step, n: int) -> None:
@@ -174,7 +174,7 @@ async def test_the_payload_is_checked_where_it_is_passed(make_runtime: MakeRunti
 
 
 async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) -> None:
-    """It is not cut off, and it begins no other."""
+    """It is not interrupted, and the branch begins no other step."""
     done: list[str] = []
 
     @workflow("busy")
@@ -226,7 +226,7 @@ async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) ->
 
 
 class PausedLoads(MemoryStore):
-    """A store that does not answer about the run `child` before it may."""
+    """A store that delays its answers about the run `child`."""
 
     def __init__(self) -> None:
         super().__init__()

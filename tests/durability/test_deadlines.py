@@ -1,4 +1,4 @@
-"""Deadlines: a run that has not ended by then fails, wherever it is."""
+"""Deadlines: a run that has not ended in time fails, whatever it is doing."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ async def slow_import(step: Step) -> str:
 async def test_a_suspended_run_fails_at_its_deadline(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """It wakes for that, although what it waits for comes later."""
+    """It wakes up for that, although its own wait ends later."""
     run = await make_runtime(slow_import).trigger(slow_import)
     assert run.deadline == clock.now() + timedelta(hours=1)
     await clock.advance("59m")

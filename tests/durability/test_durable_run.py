@@ -274,7 +274,9 @@ async def test_a_call_waits_until_a_lease_expires(
     assert "owner 'other'" in line
 
 
-async def test_a_call_waits_only_so_long(run: Run, store: MemoryStore, clock: TestClock) -> None:
+async def test_a_call_waits_for_a_limited_time(
+    run: Run, store: MemoryStore, clock: TestClock
+) -> None:
     await store.acquire([LeaseRequest("order", "other", MINUTE, create=OWNED)])
     waiting = asyncio.ensure_future(run(lambda_step(lambda: None), wait="10s"))
     await clock.advance("9s")

@@ -1,4 +1,4 @@
-"""Workers in other processes: seen, lost, drained and told what to leave alone."""
+"""Workers in other processes: listed, reported as lost, drained, and paused for a workflow."""
 
 import asyncio
 import os
@@ -93,7 +93,7 @@ async def test_a_switch_drains_a_worker_of_another_process(store: SqliteStore, u
 
 
 @pytest.mark.slow
-async def test_a_workflow_that_is_paused_here_is_left_alone_there(
+async def test_a_workflow_paused_in_one_process_is_not_claimed_in_another(
     store: SqliteStore, url: str, tmp_path: Path
 ) -> None:
     """Until it is resumed; then its runs continue."""

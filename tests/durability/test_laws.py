@@ -1,6 +1,6 @@
 """Nothing is seen before it is durable, and nothing is done twice, in programs of every shape.
 
-Each test is a program that once violated a law.
+Each test is a program that violated a law of the engine during development.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ async def test_a_step_that_is_called_during_a_cancellation_is_logged(
     assert "too late" in message
 
 
-async def test_a_branch_that_has_not_been_told_to_stop_is_not_blamed(
+async def test_a_branch_that_is_not_cancelled_yet_causes_no_warning(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may call a step between the cancellation of the run and its own."""

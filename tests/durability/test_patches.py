@@ -319,7 +319,7 @@ async def test_a_plain_durable_run_is_asked_the_same(store: MemoryStore) -> None
     assert (answers, result.unwrap()) == ([False], True)
 
 
-# A model of P2 over random programs.
+# A model of the answers over random programs.
 
 
 class Op(NamedTuple):

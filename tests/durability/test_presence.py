@@ -1,4 +1,4 @@
-"""A worker shows what it does, obeys its switches, and is disturbed by neither."""
+"""A worker reports what it does and obeys its switches, and neither disturbs its runs."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Workers that are killed while they remove old runs: in the end all are gone, and no others."""
+"""Workers that are killed while they remove old runs: they remove all of them, and no others."""
 
 import asyncio
 import random

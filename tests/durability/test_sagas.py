@@ -24,7 +24,7 @@ async def test_each_step_is_undone_once_or_reported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nested scopes", "branches that a failure cancels"])
-async def test_it_is_so_when_every_step_is_replayed(name: str) -> None:
+async def test_each_step_is_undone_once_if_every_step_is_replayed(name: str) -> None:
     """A run that leaves memory after each step, and each undo, ends the same."""
     assert await explore(NAMED[name], always_replay=True) > 0
 
@@ -179,7 +179,7 @@ async def test_cancelling_a_parent_undoes_its_children_too() -> None:
 
 
 async def test_a_marked_step_that_the_function_no_longer_calls_is_reported() -> None:
-    """Nothing is forgotten silently; with the old code a retry undoes it."""
+    """Nothing is skipped silently; with the old code a retry undoes it."""
     undone: list[str] = []
     calls_old = True
 

@@ -1,4 +1,4 @@
-"""Questions that are told, retried, cancelled and asked again."""
+"""Questions whose notification is sent, retried, cancelled and repeated."""
 
 import asyncio
 from datetime import timedelta
@@ -41,7 +41,7 @@ async def test_a_timeout_after_the_end_of_time_is_refused(
     assert (run.output, run.history) == ("timeout", ())
 
 
-async def test_the_second_call_of_an_id_is_told_again_after_a_retry(
+async def test_a_retry_notifies_again_for_the_second_call_of_an_id(
     store: MemoryStore, clock: TestClock
 ) -> None:
     told: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""`Client`: starting runs and asking for them from other programs. Workers call the functions."""
+"""`Client`: starting and reading runs from other programs. Workers call the functions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -147,7 +147,7 @@ async def test_the_same_trigger_again_returns_the_run(client: Client) -> None:
 
 
 async def test_another_payload_is_a_conflict(client: Client) -> None:
-    """The error says what is there and what was asked for."""
+    """The error shows the stored payload and the requested one."""
     await client.trigger(order, Order("pen"), run_id="order-1")
     with pytest.raises(RunConflict, match=r"its payload is .*'pen'.*, not .*'cup'"):
         await client.trigger(order, Order("cup"), run_id="order-1")
@@ -196,7 +196,7 @@ async def test_many_signals_are_sent_in_one_write(client: Client, worker: Worker
 
 
 async def test_concurrent_signals_share_writes(client: Client, worker: Worker) -> None:
-    """Each is answered for itself: a web server may call `signal` for each request."""
+    """Each caller gets its own answer: a web server may call `signal` for each request."""
     runs = await client.trigger_many(approval, [None] * 20)
     sent = [client.signal(run.id, "answered", "yes") for run in runs]
     *results, unknown = await asyncio.gather(*sent, client.signal("unknown", "answered"))
@@ -241,7 +241,7 @@ async def test_the_result_of_an_unknown_run_is_an_error(client: Client) -> None:
 
 
 async def test_a_run_can_be_watched(client: Client, worker: Worker) -> None:
-    """From any process: once as it is, and then after each change, until it is over."""
+    """From any process: its current state, and then each change until it is over."""
     run = await client.trigger(approval)
     seen = []
     async for each in client.watch(run):
@@ -254,7 +254,7 @@ async def test_a_run_can_be_watched(client: Client, worker: Worker) -> None:
 
 
 async def test_a_report_is_seen_with_the_run(client: Client, store: MemoryStore) -> None:
-    """The newer one counts: that of the snapshot, or that of the step which is running."""
+    """The newer one counts: the one in the snapshot, or that of the running step."""
     run = await client.trigger(order, Order("pen"))
     await store.claim("worker", timedelta(seconds=30), 1)
     report = '{"progress": 0.4, "note": "packing", "at": "2030-01-01T00:00:00.000Z"}'

@@ -55,7 +55,7 @@ async def test_each_attempt_of_a_transaction_has_its_own() -> None:
 
 
 async def test_a_run_fails_at_its_deadline() -> None:
-    """Whatever it is waiting for."""
+    """It fails even while it waits."""
 
     @workflow("approve", deadline="3d")
     async def approve(step: Step) -> object:

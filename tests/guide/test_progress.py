@@ -1,4 +1,4 @@
-"""Tags and progress: what a run tells about itself while it runs."""
+"""Tags and progress: what a run reports about itself."""
 
 import asyncio
 import json
@@ -145,7 +145,7 @@ class Download:
 
 
 async def shown(store: MemoryStore, id: str = "d") -> Any:
-    """Return what the document with the report says."""
+    """Return the contents of the document with the report."""
     text = await store.documents.get(report_key(id))
     return None if text is None else json.loads(text)["progress"]
 

@@ -44,7 +44,7 @@ def life() -> Life:
 
 
 async def test_finally_runs_at_each_suspension(life: Life) -> None:
-    """The function is thrown away; it runs again from the top when the wait ends."""
+    """The function is unwound, and runs again from the top when the wait ends."""
 
     @workflow("reminder")
     async def reminder(step: Step) -> None:
@@ -69,7 +69,7 @@ async def connection() -> AsyncGenerator[None]:
 
 
 async def test_a_context_manager_is_left_and_entered_again(life: Life) -> None:
-    """What it holds is not held during the wait."""
+    """Its resource is released during the wait."""
 
     @workflow("connected")
     async def connected(step: Step) -> None:
@@ -142,7 +142,7 @@ async def test_a_step_in_finally_runs_when_the_wait_has_ended(
 async def test_a_run_that_works_while_it_waits_stays_in_memory(
     life: Life, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is cut off. A warning names the task and what it awaits."""
+    """Nothing is interrupted. A warning names the task and what it awaits."""
 
     @workflow("polling")
     async def polling(step: Step) -> None:
@@ -179,7 +179,7 @@ async def test_context_variables_are_those_of_the_process_that_resumes(life: Lif
 
 
 async def test_a_timeout_of_asyncio_begins_again(life: Life) -> None:
-    """That of `wait_for_event` is recorded, and does not."""
+    """The timeout of `wait_for_event` is recorded, and does not start again."""
 
     @workflow("approval")
     async def approval(step: Step) -> bool:

@@ -61,7 +61,7 @@ async def test_a_run_that_is_replayed_after_every_step_sees_the_same_values(
 
 
 async def test_a_crash_anywhere_changes_no_value() -> None:
-    """Each explored run has a seed of its own, so what they draw is not compared."""
+    """Each explored run has its own seed, so the values drawn from it are not compared."""
 
     @workflow("once")
     async def once(step: Step) -> None:

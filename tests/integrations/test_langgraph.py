@@ -83,7 +83,7 @@ async def test_an_interrupted_graph_continues_in_another_process(thread: str) ->
     assert done["log"] == ["draft", "approved by ana"]
 
 
-async def test_threads_with_similar_names_are_apart() -> None:
+async def test_threads_with_similar_names_are_separate() -> None:
     saver = PerdureSaver(MemoryKeyValue())
     for thread in ("a", "a/b", "a*", "a%2Fb"):
         await graph(saver).ainvoke({"log": [thread]}, {"configurable": {"thread_id": thread}})

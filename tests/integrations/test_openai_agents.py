@@ -120,7 +120,7 @@ async def test_a_crash_repeats_only_what_was_not_recorded(always_replay: bool) -
     assert explored.crashes >= 12
 
 
-async def test_a_response_comes_back_from_its_record_as_it_was() -> None:
+async def test_a_response_is_restored_from_its_record_unchanged() -> None:
     response = ModelResponse(
         output=[*calls(0, ("pay", {"amount": 1}))(), assistant_message("hello")],
         usage=Usage(requests=1, input_tokens=5),

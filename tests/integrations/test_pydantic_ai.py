@@ -148,7 +148,7 @@ async def test_a_crash_repeats_only_what_was_not_recorded(mode: str) -> None:
         assert all("before" in where for each in done.repeats.values() for where in each)
 
 
-async def test_a_run_that_is_replayed_after_every_record_gives_the_same() -> None:
+async def test_a_run_that_is_replayed_after_every_record_has_the_same_output() -> None:
     script = Script(
         calls(("pay", {"n": 1}), ("pay", {"n": 2})), lambda seen: says(f"{returned(seen)}")
     )
@@ -252,7 +252,7 @@ async def test_agents_in_one_gather_keep_their_records_apart() -> None:
     assert explored.crashes >= 24
 
 
-async def test_two_runs_of_an_agent_in_one_workflow_are_two() -> None:
+async def test_two_runs_of_an_agent_in_one_workflow_have_separate_records() -> None:
     script = Script(says("first"), says("second"))
     agent = shop(script)
 

@@ -1,4 +1,4 @@
-"""What of an agent of pydantic-ai is recorded beside requests and plain tools."""
+"""What is recorded of an agent of pydantic-ai besides requests and plain tools."""
 
 import re
 from collections.abc import Callable
@@ -174,7 +174,7 @@ async def test_ids_of_models_may_look_like_numbered_steps() -> None:
     await explore_crashes(ask, compare="shape")
 
 
-async def test_a_record_of_today_can_be_read_tomorrow() -> None:
+async def test_the_format_of_records_does_not_change() -> None:
     """The names and the format of records are stored data."""
     script = Script(calls(("pay", {})), lambda seen: says(f"{returned(seen)}"))
     agent = shop(script)
@@ -244,7 +244,7 @@ async def test_a_model_retry_of_a_dynamic_tool_is_recorded_as_a_value() -> None:
     assert record.value == {"message": "not 1", "kind": "model_retry"}
 
 
-async def test_a_dynamic_tool_can_be_no_step() -> None:
+async def test_a_dynamic_tool_can_be_excluded_from_steps() -> None:
     script = Script(calls(("double", {"n": 3})), lambda seen: says(f"{returned(seen)}"))
     toolset = dynamic(double, metadata={"perdure": False})
     done = await run(asking(shop(script, toolsets=[toolset])))

@@ -158,7 +158,7 @@ async def test_options_are_those_of_the_session(place: Place) -> None:
     assert (run.error, seen) == (None, [False])
 
 
-async def test_a_sqlite_store_says_that_it_cannot(tmp_path: Any) -> None:
+async def test_a_sqlite_store_refuses_sessions(tmp_path: Any) -> None:
     @workflow("try")
     async def try_once(step: Step) -> None:
         await step.transaction("reserve", reserve, "a")

@@ -239,7 +239,7 @@ async def test_a_finished_run_is_not_started_again_in_a_transaction(place: Place
             )
 
 
-async def test_a_new_sqlite_file_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_new_sqlite_file_is_refused_at_once(tmp_path: Path) -> None:
     """The store cannot create its tables while the caller's transaction has locked the file."""
     path = tmp_path / "new.db"
     with closing(sqlite3.connect(path)) as connection:

@@ -1,4 +1,4 @@
-"""Answers over HTTP: what each request is told, and that a stranger learns nothing."""
+"""Answers over HTTP: the response to each request, and that strangers learn nothing."""
 
 import json
 from typing import Any, NamedTuple

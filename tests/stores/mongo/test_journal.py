@@ -551,7 +551,7 @@ async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
-async def test_the_sender_whose_payload_counts_is_told_so(
+async def test_the_sender_whose_payload_counts_gets_delivered(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its two writes, another sender completes its message with a payload of its own."""

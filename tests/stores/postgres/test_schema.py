@@ -245,7 +245,7 @@ class TestAwaitlysTable:
         async with postgres(postgres_url, table="awaitly_snapshots") as store:
             yield store
 
-    async def test_what_awaitly_wrote_is_read(self, store: PostgresStore) -> None:
+    async def test_rows_of_awaitly_are_read(self, store: PostgresStore) -> None:
         """A snapshot is loaded unchanged, and listed."""
         loaded = await store.load("wf1")
         assert loaded is not None

@@ -232,7 +232,7 @@ async def check_tags(store: SqlStore) -> None:
         assert [each.id for each in found] == (["run"] if has_tag else [])
 
 
-async def test_duplicates_in_a_batch_are_told_from_new_messages(tmp_path: Path) -> None:
+async def test_duplicates_in_a_batch_are_distinguished_from_new_messages(tmp_path: Path) -> None:
     """One statement sends the batch; its receipts name those that were there before."""
     async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
         store = SqlStore(AiosqliteClient(connection), dialect="sqlite")

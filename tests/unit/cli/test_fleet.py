@@ -70,7 +70,7 @@ def test_limits_of_live_workers_are_listed(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("group", ["workflows", "queues", "schedules", "workers", "bulk"])
-def test_a_group_lists_unless_it_is_told_more(perdure: Perdure, group: str) -> None:
+def test_a_group_without_a_subcommand_lists(perdure: Perdure, group: str) -> None:
     assert perdure(group, "-o", "json").stdout == perdure(group, "list", "-o", "json").stdout
     assert f"Usage: perdure {group}" in perdure(group, "--help").stdout
 

@@ -105,7 +105,7 @@ def test_a_closed_pipe_ends_the_command_quietly(url: str) -> None:
     assert done.returncode in (0, 1)
 
 
-def test_quiet_leaves_the_data(perdure: Perdure) -> None:
+def test_quiet_still_prints_data(perdure: Perdure) -> None:
     result = perdure("cancel", "asleep", "-q")
     assert (result.stdout.startswith("asleep: "), result.stderr) == (True, "")
 

@@ -1,4 +1,4 @@
-"""The command tree: help, laziness, and one command for every question and verb."""
+"""The command tree: help, lazy imports, and one command for every question and verb."""
 
 import os
 import resource

@@ -71,7 +71,7 @@ def test_health_is_answered_until_the_worker_drains(tmp_path: Path) -> None:
         caught.value.close()
 
 
-def test_a_worker_that_is_given_sets_its_own_concurrency(tmp_path: Path) -> None:
+def test_a_worker_object_keeps_its_own_concurrency(tmp_path: Path) -> None:
     path = tmp_path / "orders.py"
     path.write_text(path.read_text() + "\nfrom perdure import Worker\nworker = Worker(runtime)\n")
     assert run("worker", "orders:worker", "--until-idle").returncode == 0

@@ -154,7 +154,7 @@ def test_what_is_not_a_python_function_has_no_names() -> None:
     assert found("payments.Declined", circle) is Declined
 
 
-def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
+def test_classes_of_one_name_in_two_modules_are_distinguished() -> None:
     step = function(Declined=Declined, refunds=module("refunds", Declined=Other))
     assert found("payments.Declined", step) is Declined
     assert found("refunds.Declined", step) is Other

@@ -83,7 +83,7 @@ async def test_a_callback_is_answered_on_the_page_of_its_run() -> None:
     assert await runtime.result("s") == {"ok": True}
 
 
-async def test_who_may_only_look_cannot_answer() -> None:
+async def test_a_person_who_may_only_view_cannot_answer() -> None:
     store = MemoryStore()
     await asking(store)
     visitor = Visitor(dashboard(store, "view"))

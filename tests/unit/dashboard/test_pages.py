@@ -98,7 +98,7 @@ async def sleepy(step: Step) -> None:
     await step.sleep("nap", timedelta(days=1))
 
 
-async def test_a_run_says_why_it_is_where_it_is() -> None:
+async def test_a_run_explains_its_state() -> None:
     store = MemoryStore()
     await failed_run(store)
     text = text_of(await Visitor(dashboard(store)).get("/runs/order-1"))
@@ -126,7 +126,7 @@ async def test_a_pending_wait_can_be_signalled_and_woken() -> None:
     assert "/runs/order-2/do/wake?wait=approval" in page.text
 
 
-async def test_a_person_without_rights_is_offered_nothing() -> None:
+async def test_a_person_without_rights_is_offered_no_actions() -> None:
     store = MemoryStore()
     await failed_run(store)
     visitor = Visitor(dashboard(store, "view"))
@@ -136,7 +136,7 @@ async def test_a_person_without_rights_is_offered_nothing() -> None:
         assert "/bulk/" not in page.text
 
 
-async def test_an_unknown_run_shows_those_that_begin_alike() -> None:
+async def test_an_unknown_run_suggests_runs_with_similar_ids() -> None:
     store = MemoryStore()
     await failed_run(store)
     page = await Visitor(dashboard(store)).get("/runs/order-17")

@@ -55,7 +55,7 @@ async def test_a_form_needs_exactly_its_right(route: Route, path: str, right: Ri
 
 
 @pytest.mark.parametrize(("route", "path", "right"), cases())
-async def test_nothing_is_shown_without_the_right_to_look(
+async def test_nothing_is_shown_without_the_right_to_view(
     route: Route, path: str, right: Right
 ) -> None:
     others = ALL_RIGHTS - {"view"}
@@ -82,7 +82,7 @@ async def test_reading_a_page_writes_nothing(route: Route, path: str, right: Rig
     assert (await store.load("order-1"), await store.documents.keys("*")) == before
 
 
-async def test_the_live_stream_needs_the_right_to_look() -> None:
+async def test_the_live_stream_needs_the_right_to_view() -> None:
     visitor = Visitor(dashboard(MemoryStore(), "operate"))
     assert (await visitor.get("/live?topic=counts")).status_code == 403
 

@@ -1,4 +1,4 @@
-"""`Runtime(record_arguments=)`: what of a step's arguments people can see afterwards."""
+"""`Runtime(record_arguments=)`: which arguments of a step people can see afterwards."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The records of a run, and what of them the next generation keeps."""
+"""The records of a run, and which of them the next generation keeps."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What middleware is told beside the calls around runs and steps."""
+"""The hooks of middleware besides those around runs and steps."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore, TestClock
 
 
-class Told(Middleware):
-    """Writes down what it is told."""
+class HookLog(Middleware):
+    """Logs the calls of its hooks."""
 
     def __init__(self) -> None:
         self.lines: list[object] = []
@@ -51,24 +51,24 @@ async def approval(step: Step) -> str:
     return str(await step.wait_for_event("answer", "answer"))
 
 
-async def test_it_is_told_with_which_status_a_run_was_stored() -> None:
-    told = Told()
+async def test_after_run_gets_the_status_with_which_a_run_was_stored() -> None:
+    told = HookLog()
     runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
     await runtime.trigger(approval, run_id="1")
     await runtime.signal("1", "answer", "yes")
     assert told.lines == ["waiting", ("answer", "delivered"), "completed"]
 
 
-async def test_it_is_told_that_nothing_could_be_stored() -> None:
-    told = Told()
+async def test_after_run_gets_none_if_nothing_could_be_stored() -> None:
+    told = HookLog()
     store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
     with pytest.raises(StoreError):
         await Runtime(store, workflows=[approval], around=[told]).trigger(approval)
     assert told.lines == [None]
 
 
-async def test_it_is_told_of_attempts_that_failed() -> None:
-    told, clock = Told(), TestClock()
+async def test_on_retry_is_called_for_failed_attempts() -> None:
+    told, clock = HookLog(), TestClock()
     retry = Retry(3, delay="1h", max_delay="1d", jitter=False)
 
     async def flaky(step: Step) -> int:
@@ -94,15 +94,15 @@ async def test_it_is_told_of_attempts_that_failed() -> None:
     ]
 
 
-async def test_a_client_tells_of_the_events_it_sends() -> None:
-    told = Told()
+async def test_around_signal_is_called_for_the_events_of_a_client() -> None:
+    told = HookLog()
     client = Client(MemoryStore(), around=[told])
     await client.signal("nobody", "answer")
     assert told.lines == [("answer", "unknown")]
 
 
 async def test_a_broadcast_is_a_signal_to_each_run() -> None:
-    told = Told()
+    told = HookLog()
     runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
     for run_id in ("1", "2"):
         await runtime.trigger(approval, run_id=run_id)
@@ -110,7 +110,7 @@ async def test_a_broadcast_is_a_signal_to_each_run() -> None:
     assert told.lines[2:] == [("answer", "delivered")] * 2
 
 
-async def test_what_fails_while_it_is_told_harms_no_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_raises_does_not_affect_the_run(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Middleware):
         def after_run(self, run: RunContext, status: str | None) -> None:
             raise ZeroDivisionError
@@ -120,7 +120,7 @@ async def test_what_fails_while_it_is_told_harms_no_run(caplog: pytest.LogCaptur
     assert "Broken.after_run failed" in caplog.text
 
 
-async def test_it_surrounds_a_worker_and_sees_what_that_does() -> None:
+async def test_around_worker_surrounds_a_worker_and_sees_its_work() -> None:
     seen: list[Any] = []
     durations: list[float] = []
 
@@ -148,7 +148,7 @@ async def test_it_surrounds_a_worker_and_sees_what_that_does() -> None:
     assert all(seconds >= 0 for seconds in durations)
 
 
-async def test_what_repeats_an_earlier_activation_is_known() -> None:
+async def test_replaying_is_true_while_an_earlier_activation_is_repeated() -> None:
     lines: list[tuple[str, bool]] = []
     clock = TestClock()
 

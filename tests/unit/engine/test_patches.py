@@ -56,7 +56,7 @@ async def test_a_run_that_has_not_come_to_the_place_is_patched() -> None:
     assert await run(body, snapshot=old) == Ok(value=True)
 
 
-async def test_the_answer_is_the_same_when_what_was_ahead_is_behind() -> None:
+async def test_the_answer_does_not_change_when_the_records_ahead_are_passed() -> None:
     async def body(step: Step) -> tuple[bool, bool, bool]:
         before = step.patched("check")
         await step("a", done)

@@ -32,7 +32,7 @@ async def test_the_arguments_of_a_coroutine_that_has_not_started_are_known() -> 
     assert await coroutine == 1
 
 
-async def test_of_anything_else_no_arguments_are_known() -> None:
+async def test_the_arguments_of_anything_else_are_unknown() -> None:
     """Once a coroutine has started, its variables are its own."""
 
     async def suspended(a: int) -> None:
@@ -58,7 +58,7 @@ async def test_coroutines_among_the_arguments_are_found_first() -> None:
 
 
 class TestPatientTasks:
-    """Their cancellations wait until they are delivered."""
+    """Their cancellations are delayed until they are delivered."""
 
     async def test_a_cancellation_is_delivered_later(self) -> None:
         task = PatientTask(asyncio.Event().wait())
@@ -86,7 +86,7 @@ class TestPatientTasks:
         left.set()
         assert (await task, task.requests) == ("done", {})
 
-    async def test_a_timeout_is_told_from_a_cancellation_before_it(self) -> None:
+    async def test_a_timeout_is_distinguished_from_an_earlier_cancellation(self) -> None:
         async def work() -> str:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
@@ -122,7 +122,7 @@ class TestPatientTasks:
         left.set()
         assert (await task, task.requests) == ("done", {})
 
-    async def test_one_in_a_hurry_is_cancelled_at_once(self) -> None:
+    async def test_a_task_that_is_hurried_is_cancelled_at_once(self) -> None:
         task = PatientTask(asyncio.Event().wait())
         await asyncio.sleep(0)
         task.hurry()
@@ -131,7 +131,7 @@ class TestPatientTasks:
 
 
 class TestTimers:
-    """Those that code at a position has set, whose time can be made to come."""
+    """Timers that code at a position has set, and that can be made to fire."""
 
     async def fired(self, work: Any) -> Any:
         token = POSITION.set("here")

@@ -141,7 +141,7 @@ async def test_acts_of_earlier_months_are_found(clock: TestClock) -> None:
     assert found == ["c", "b"], "those of more than 400 days ago have expired"
 
 
-async def test_acts_of_the_same_day_are_told_apart_by_their_time(clock: TestClock) -> None:
+async def test_acts_of_the_same_day_are_distinguished_by_their_time(clock: TestClock) -> None:
     store = MemoryStore(clock=clock)
     await run_order(store, "r", "wait", clock)
     operations = Operations(store, clock=clock)

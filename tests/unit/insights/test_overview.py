@@ -160,7 +160,7 @@ async def test_failures_before_the_window_are_left_out(
     assert (await Insights(store, clock=clock).errors("1h")).groups == ()
 
 
-def test_numbers_and_ids_in_messages_are_folded() -> None:
+def test_numbers_and_ids_in_messages_are_ignored_in_groups() -> None:
     assert normalize("order 12 of 3f2a9bc04d1e: a1 beef") == "order # of #: a# beef"
 
 

@@ -14,7 +14,7 @@ def test_keys_match_however_they_are_written(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["secretary", "passport", "tokenizer", "session", "dsnake"])
-def test_words_that_only_begin_alike_are_shown(key: str) -> None:
+def test_words_that_only_share_a_prefix_are_shown(key: str) -> None:
     assert Redact().value({key: "x"}, ("payload",)) == {key: "x"}
 
 

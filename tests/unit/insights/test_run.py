@@ -183,7 +183,7 @@ HOSTILE = ("<script>alert(1)</script>", "\x1b[2J", "a\nb", "émoji 🐍", "x" * 
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-async def test_strange_values_come_back_as_they_are(store: StoreShell[Any], text: str) -> None:
+async def test_unusual_values_are_returned_unchanged(store: StoreShell[Any], text: str) -> None:
     fields: dict[str, Any] = {"note": text, text[:50]: 1}
     await run_order(store, "r", "wait", **fields)
     insights = Insights(store)

@@ -165,7 +165,7 @@ async def test_a_search_stops_after_a_number_of_runs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("run_id", STRANGE_IDS)
-async def test_strange_ids_are_found_by_their_quoted_text(
+async def test_unusual_ids_are_found_by_their_quoted_text(
     store: StoreShell[Any], run_id: str
 ) -> None:
     quoted = json.dumps(run_id, ensure_ascii=False)

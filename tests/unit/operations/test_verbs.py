@@ -508,7 +508,7 @@ async def test_prune_says_how_far_it_is(
     assert shown == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
-async def test_a_prune_that_dies_is_on_record(
+async def test_a_prune_whose_process_dies_is_recorded(
     runtime: Runtime, clock: TestClock, store: MemoryStore
 ) -> None:
     """The act is written before the first run is deleted."""

@@ -117,9 +117,9 @@ async def page_bars(url: str) -> AsyncIterator[Bar]:
 
 async def get(client: httpx.AsyncClient, path: str, **params: Any) -> httpx.Response:
     """Return the page; fail if it is an error."""
-    given = {name: value for name, value in params.items() if value}
+    parameters = {name: value for name, value in params.items() if value}
     client.cookies.clear()
-    response = await client.get(path, params=given)
+    response = await client.get(path, params=parameters)
     response.raise_for_status()
     return response
 

@@ -172,8 +172,8 @@ async def main(names: Sequence[str], many_keys: int, runs: int, count: int) -> N
         for keys in (100, many_keys):
             with place(name) as measured:
                 rates[keys] = await rate_of_keys(measured.url, keys, runs)
-        shown = ", ".join(f"{keys:,} keys {rate:,.0f} runs/s" for keys, rate in rates.items())
-        print(f"{name:10} {shown} ({rates[many_keys] / rates[100]:.0%})", flush=True)
+        text = ", ".join(f"{keys:,} keys {rate:,.0f} runs/s" for keys, rate in rates.items())
+        print(f"{name:10} {text} ({rates[many_keys] / rates[100]:.0%})", flush=True)
 
 
 if __name__ == "__main__":
@@ -182,5 +182,5 @@ if __name__ == "__main__":
     parser.add_argument("--many-keys", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3000)
     parser.add_argument("--workers", type=int, default=WORKERS)
-    given = parser.parse_args()
-    asyncio.run(main(given.stores, given.many_keys, given.runs, given.workers))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.stores, arguments.many_keys, arguments.runs, arguments.workers))

@@ -23,10 +23,10 @@ async def first_opening(name: str, rows: int) -> float:
         fill_sql(old.kind, old.address, rows // len(old.copied))
         async with old.open() as store:
             start = now()
-            found = await store.load("due")
+            snapshot = await store.load("due")
             elapsed = now() - start
             counts = (await store.stats()).by_status
-        if found is None or not rows <= sum(counts.values()) <= rows + 100:
+        if snapshot is None or not rows <= sum(counts.values()) <= rows + 100:
             raise AssertionError(f"{name} has lost runs: {counts}")
     return elapsed
 

@@ -66,10 +66,10 @@ class Load:
         self._stopped.set()
 
 
-def times(taken: list[float]) -> Times:
+def times(durations: list[float]) -> Times:
     """Return the percentiles of durations."""
-    cuts = quantiles(taken, n=100)
-    return Times(len(taken), cuts[49], cuts[98])
+    cuts = quantiles(durations, n=100)
+    return Times(len(durations), cuts[49], cuts[98])
 
 
 POLICIES: Policies = {
@@ -145,11 +145,12 @@ async def main() -> None:
     parser.add_argument("--stores", default="sqlite,postgres", help="separated by commas")
     chosen = parser.parse_args()
     for name in chosen.stores.split(","):
-        found = await compare(name, chosen.runs, chosen.window)
-        change = found.beside.p99 / found.without.p99
-        rate = found.removed / found.seconds
-        print(f"{name}: {found.removed:,} runs removed in {found.seconds:.0f} s ({rate:,.0f}/s)")
-        print(f"  without: {found.without}\n  beside:  {found.beside}")
+        comparison = await compare(name, chosen.runs, chosen.window)
+        change = comparison.beside.p99 / comparison.without.p99
+        rate = comparison.removed / comparison.seconds
+        seconds = f"{comparison.seconds:.0f} s ({rate:,.0f}/s)"
+        print(f"{name}: {comparison.removed:,} runs removed in {seconds}")
+        print(f"  without: {comparison.without}\n  beside:  {comparison.beside}")
         verdict = "ok" if change <= ALLOWED else "TOO SLOW"
         print(f"  p99 {change - 1:+.0%} ({verdict}); load {os.getloadavg()[0]:.1f}", flush=True)
 

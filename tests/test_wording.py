@@ -121,9 +121,9 @@ class Prose:
 
 def checked_files() -> list[Path]:
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    found = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*"))]
+    files = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*"))]
     return pages + [
-        path for path in found if path.suffix in SUFFIXES and not {path, *path.parents} & UNCHECKED
+        path for path in files if path.suffix in SUFFIXES and not {path, *path.parents} & UNCHECKED
     ]
 
 

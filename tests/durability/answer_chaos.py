@@ -61,8 +61,8 @@ class Tally:
         """Raise unless callers and records agree: one answer counts, all others were refused."""
         for run_id, output in self.outputs.items():
             accepted, refused = self.accepted.get(run_id, []), self.refused.get(run_id, [])
-            told = len(accepted) + len(refused) + self.late.get(run_id, 0)
-            assert told == CALLERS, (run_id, told)
+            replies = len(accepted) + len(refused) + self.late.get(run_id, 0)
+            assert replies == CALLERS, (run_id, replies)
             if output == "expired":
                 assert not accepted, (run_id, accepted)
                 assert not refused, (run_id, refused)

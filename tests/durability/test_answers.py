@@ -23,7 +23,7 @@ async def work(n: int) -> int:
     return n
 
 
-async def told(request: Any) -> None:
+async def check_token(request: Any) -> None:
     assert request.token
 
 
@@ -35,7 +35,7 @@ async def is_done(task: asyncio.Task[Any]) -> bool:
 
 @workflow("expires")
 async def expires(step: Step) -> str:
-    answer = await step.approval("ask", "Go?", timeout="1h", remind="40m", notify=told)
+    answer = await step.approval("ask", "Go?", timeout="1h", remind="40m", notify=check_token)
     await step("after", work, 1)
     return "expired" if answer.expired else answer.by
 

@@ -58,11 +58,11 @@ async def create(store: SqliteStore) -> None:
 
 
 async def acts(store: SqliteStore) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for number in range(RUNS):
         snapshot: Any = await store.load(f"run-{number}")
-        found[len(snapshot["metadata"].get("acts", ()))] += 1
-    return found
+        counts[len(snapshot["metadata"].get("acts", ()))] += 1
+    return counts
 
 
 def start(url: str, id: str) -> "subprocess.Popen[str]":

@@ -176,9 +176,9 @@ async def test_a_restart_keeps_the_inbox(store: MemoryStore, clock: TestClock) -
     await runtime.cancel("run")
     await runtime.trigger(listen, run_id="run", if_exists="restart_if_over")
     assert [message.name for message in await store.inbox("run")] == ["other"]
-    done = (await runtime.signal("run", "told", 1)).run
-    assert done is not None
-    assert done.output == 1
+    stored_run = (await runtime.signal("run", "told", 1)).run
+    assert stored_run is not None
+    assert stored_run.output == 1
 
 
 async def test_a_runtime_drives_what_it_restarts(store: MemoryStore, clock: TestClock) -> None:

@@ -61,12 +61,12 @@ async def test_a_killed_worker_is_lost_and_a_stopped_one_is_not(
     store: SqliteStore, url: str, path: Path
 ) -> None:
     with worker_process(url) as killed:
-        lost = await only_worker(store)
+        lost_worker = await only_worker(store)
         os.kill(killed.pid or 0, signal.SIGKILL)
         await asyncio.to_thread(killed.join)
         async with sqlite(path, clock=AMinuteLater()) as later:
             [worker] = await Insights(later, clock=AMinuteLater()).workers()
-    assert (worker.id, worker.state, worker.pid) == (lost.id, "lost", lost.pid)
+    assert (worker.id, worker.state, worker.pid) == (lost_worker.id, "lost", lost_worker.pid)
     with worker_process(url) as stopped:
         await until_seen(store, stopped.pid)
         stopped.terminate()

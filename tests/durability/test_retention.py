@@ -28,7 +28,7 @@ DAY = timedelta(days=1)
 ALL: tuple[RunStatus, ...] = (*OVER, "queued", "waiting", "paused", "suspended")
 
 
-async def done(value: object = None) -> object:
+async def return_value(value: object = None) -> object:
     return value
 
 
@@ -39,7 +39,7 @@ async def decline() -> None:
 def keeping(keep: Any, name: str = "order", **options: Any) -> Any:
     @workflow(name, keep=keep, **options)
     async def order(step: Step, ends: str) -> str:
-        await step("reserve", done)
+        await step("reserve", return_value)
         if ends == "failed":
             await step("charge", decline)
         if ends == "waiting":
@@ -70,13 +70,18 @@ async def test_each_status_is_kept_for_its_own_time(store: MemoryStore, clock: T
     for ends in ("completed", "failed", "waiting", "cancelled"):
         await runtime.trigger(order, "waiting" if ends == "cancelled" else ends, run_id=ends)
     await runtime.cancel("cancelled")
-    left: list[set[str]] = []
+    remaining_ids: list[set[str]] = []
     for _ in range(6):
         await clock.advance("1d")
         await maintain(runtime)
-        left.append(await ids(store))
-    kept = {"waiting", "cancelled"}
-    assert left == [*[{"completed", "failed", *kept}] * 2, *[{"failed", *kept}] * 2, kept, kept]
+        remaining_ids.append(await ids(store))
+    kept_ids = {"waiting", "cancelled"}
+    assert remaining_ids == [
+        *[{"completed", "failed", *kept_ids}] * 2,
+        *[{"failed", *kept_ids}] * 2,
+        kept_ids,
+        kept_ids,
+    ]
 
 
 async def test_workers_remove_old_runs() -> None:

@@ -369,11 +369,11 @@ async def test_a_branch_that_lost_keeps_no_key_from_others() -> None:
 
 async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> None:
     """Not what a branch that is older than the block starts in the meantime."""
-    done: list[str] = []
+    executed_steps: list[str] = []
 
     async def work() -> None:
         await asyncio.sleep(0.1)
-        done.append("work")
+        executed_steps.append("work")
 
     @workflow("older")
     async def older(step: Step) -> None:
@@ -384,14 +384,14 @@ async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> Non
         other = asyncio.create_task(beside())
         try:
             async with step.saga("booking"):
-                await step("room", lambda: "room", undo=lambda _: done.append("undo"))
+                await step("room", lambda: "room", undo=lambda _: executed_steps.append("undo"))
                 await asyncio.sleep(0.05)
                 raise ValueError("no seat")
         except ValueError:
             await other
 
     run = await Runtime(MemoryStore(), workflows=[older]).trigger(older)
-    assert (run.status, done) == ("completed", ["undo", "work"])
+    assert (run.status, executed_steps) == ("completed", ["undo", "work"])
 
 
 async def test_scopes_in_branches_are_undone_before_the_one_around_them() -> None:

@@ -81,10 +81,10 @@ async def test_a_step_waits_for_its_approval() -> None:
 
 
 async def test_people_are_notified_and_reminded() -> None:
-    told: list[tuple[str, int]] = []
+    notifications: list[tuple[str, int]] = []
 
     def tell(request: ApprovalRequest) -> None:
-        told.append((request.to, request.reminder))
+        notifications.append((request.to, request.reminder))
 
     @workflow("asks")
     async def asks(step: Step) -> bool:
@@ -95,7 +95,7 @@ async def test_people_are_notified_and_reminded() -> None:
     await runtime.trigger(asks)
     await clock.advance("1 day")
     await runtime.sweep()
-    assert told == [("eva", 0), ("eva", 1)]
+    assert notifications == [("eva", 0), ("eva", 1)]
 
 
 async def test_every_crash_leads_to_the_same_answer() -> None:
@@ -114,10 +114,10 @@ def test_a_script_answers_without_an_event_loop(tmp_path: object) -> None:
 
     asyncio.run(ask())
     with sync.Client(url) as client:
-        (asked,) = client.approvals(to="boss").approvals
-        assert client.find_approval(asked.token).question == "10 days off?"
-        client.approve(asked.token, by="eva")
+        (approval,) = client.approvals(to="boss").approvals
+        assert client.find_approval(approval.token).question == "10 days off?"
+        client.approve(approval.token, by="eva")
         with pytest.raises(AlreadyAnswered):
-            client.reject(asked.token)
+            client.reject(approval.token)
         with pytest.raises(AlreadyAnswered):
-            client.answer(asked.token)
+            client.answer(approval.token)

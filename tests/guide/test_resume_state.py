@@ -170,8 +170,8 @@ async def test_failures_are_part_of_the_state(shop: Shop) -> None:
     state = await collected(shop)
     shop.down.clear()
     assert not (await resumed(shop, state)).ok
-    done = {key: entry for key, entry in state.steps.items() if entry.result.ok}
-    assert (await resumed(shop, ResumeState(done))).ok
+    successes = {key: entry for key, entry in state.steps.items() if entry.result.ok}
+    assert (await resumed(shop, ResumeState(successes))).ok
 
 
 async def test_a_snapshot_is_not_a_resume_state(shop: Shop) -> None:

@@ -324,11 +324,11 @@ async def test_the_attributes_of_a_step_identify_it(backend: Backend) -> None:
 
     runtime = Runtime(MemoryStore(), workflows=[parallel], around=[backend.telemetry()])
     await runtime.trigger(parallel, run_id="1")
-    found = [dict(span.attributes or {}) for span in backend.named("step do")]
-    assert {each["perdure.step.key"] for each in found} == {"do", "do#2"}
-    assert len({each["perdure.step.branch"] for each in found}) == 2
-    assert {each["perdure.run.id"] for each in found} == {"1"}
-    assert {each["perdure.step.kind"] for each in found} == {"step"}
+    attributes = [dict(span.attributes or {}) for span in backend.named("step do")]
+    assert {each["perdure.step.key"] for each in attributes} == {"do", "do#2"}
+    assert len({each["perdure.step.branch"] for each in attributes}) == 2
+    assert {each["perdure.run.id"] for each in attributes} == {"1"}
+    assert {each["perdure.step.kind"] for each in attributes} == {"step"}
 
 
 async def test_events_are_counted_by_delivery(backend: Backend) -> None:
@@ -342,8 +342,8 @@ async def test_events_are_counted_by_delivery(backend: Backend) -> None:
     await client.signal("1", "answer", dedup_id="a")
     await client.signal("1", "answer", dedup_id="a")
     await client.signal("2", "answer")
-    sent = backend.named("signal answer")
-    assert [span.kind for span in sent] == [SpanKind.PRODUCER] * 3
+    spans = backend.named("signal answer")
+    assert [span.kind for span in spans] == [SpanKind.PRODUCER] * 3
     metrics = backend.metrics()
     counts = [metrics["events.sent", each] for each in ("delivered", "duplicate", "unknown")]
     assert counts == [1, 1, 1]

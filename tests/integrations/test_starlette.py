@@ -86,10 +86,10 @@ async def test_a_run_is_started_followed_and_signalled(
 ) -> None:
     location = await started(http)
     async with Worker(runtime):
-        sent = await http.post(f"{location}/events/name", json="Ana")
+        response = await http.post(f"{location}/events/name", json="Ana")
         run_id = (await http.get(location)).json()["id"]
         await runtime.result(run_id)
-    assert (sent.status_code, sent.json()) == (202, {"delivery": "delivered"})
+    assert (response.status_code, response.json()) == (202, {"delivery": "delivered"})
     run = (await http.get(location)).json()
     assert run["status"] == "completed"
     assert run["output"] == {"text": "hello Ana (ana@shop)", "at": "2026-01-02T00:00:00Z"}

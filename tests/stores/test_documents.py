@@ -326,9 +326,9 @@ class TestHostileInput:
         assert list(values) == [f"value of {key}" for key in HOSTILE]
         assert await documents.keys() == sorted(HOSTILE)
         for key in HOSTILE:
-            found = await documents.keys(f"{key.partition('*')[0]}*")
-            assert key in found
-            assert all(each.startswith(key.partition("*")[0]) for each in found)
+            keys = await documents.keys(f"{key.partition('*')[0]}*")
+            assert key in keys
+            assert all(each.startswith(key.partition("*")[0]) for each in keys)
         for key in HOSTILE:
             assert await documents.replace(key, f"value of {key}", key * 2)
             assert await documents.get(key) == key * 2

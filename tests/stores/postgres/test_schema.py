@@ -165,9 +165,9 @@ async def test_a_run_of_an_earlier_version_has_its_time_of_creation(postgres_url
         assert isinstance(grant, Grant)
         rest = Rest("suspended", tags=("customer=1",))
         await store.append([Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)])
-        (found,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
+        (matching_run,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
     assert created is not None
-    assert found.created_at == created.created_at
+    assert matching_run.created_at == created.created_at
 
 
 async def test_names_that_are_too_long_for_an_index_are_refused(postgres_url: str) -> None:

@@ -27,8 +27,8 @@ def free_port() -> int:
 
 def test_once_continues_what_is_due_and_stops(tmp_path: Path) -> None:
     run("start", "order", "{}", "--id", "one")
-    done = run("worker", "orders:runtime", "--once")
-    assert (done.returncode, (tmp_path / "shipped").read_text()) == (0, "1\n")
+    result = run("worker", "orders:runtime", "--once")
+    assert (result.returncode, (tmp_path / "shipped").read_text()) == (0, "1\n")
 
 
 def test_until_idle_waits_for_runs_that_become_due(tmp_path: Path) -> None:

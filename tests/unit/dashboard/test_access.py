@@ -125,8 +125,8 @@ async def test_a_token_lets_one_browser_in() -> None:
 async def test_a_browser_without_the_token_is_asked_for_it() -> None:
     app = Dashboard(MemoryStore(), auth=OneTimeToken("t0ken", person="ana", port=1))
     visitor = Visitor(app)
-    asked = await visitor.get("/runs", Accept="text/html")
-    assert (asked.status_code, asked.headers["location"]) == (303, "/login")
+    response = await visitor.get("/runs", Accept="text/html")
+    assert (response.status_code, response.headers["location"]) == (303, "/login")
     assert "Enter the token" in text_of(await visitor.get("/login"))
     wrong = await visitor.http.post("/login", data={"token": "nope"}, headers=SAME_ORIGIN)
     assert (wrong.status_code, "was used" in text_of(wrong)) == (403, True)

@@ -87,8 +87,8 @@ async def test_a_long_list_has_pages() -> None:
     first = await visitor.get("/runs")
     after = (await Insights(store).runs("")).cursor
     second = await visitor.get(f"/runs?after={quote(after or '')}")
-    shown = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
-    assert shown == [50, 10]
+    counts = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
+    assert counts == [50, 10]
     assert "Next page" in text_of(first)
     assert "First page" in text_of(second)
 
@@ -244,8 +244,8 @@ async def test_metrics_count_runs_by_status() -> None:
 
 
 async def test_the_search_box_completes() -> None:
-    found = (await Visitor(dashboard(MemoryStore())).get("/complete?q=status:fa")).json()
-    assert [each["value"] for each in found] == ["status:failed"]
+    candidates = (await Visitor(dashboard(MemoryStore())).get("/complete?q=status:fa")).json()
+    assert [each["value"] for each in candidates] == ["status:failed"]
 
 
 STATUSES: tuple[RunStatus, ...] = ("failed", "waiting")

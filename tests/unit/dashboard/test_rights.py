@@ -20,7 +20,7 @@ REFUSED = (403, 404)
 
 def cases() -> list[Any]:
     """Return each path with a form, and the right that it needs."""
-    found = []
+    cases_found = []
     for route in ROUTES:
         for verb in VERBS.values() if "{verb}" in route.path else [None]:
             path = path_of(route, verb.name if verb else "")
@@ -28,8 +28,8 @@ def cases() -> list[Any]:
             assert params is not None
             right = route.right_for(params, {})
             if right is not None:
-                found.append(pytest.param(route, path, right, id=path))
-    return found
+                cases_found.append(pytest.param(route, path, right, id=path))
+    return cases_found
 
 
 def path_of(route: Route, verb: str) -> str:
@@ -46,11 +46,11 @@ WITH_FORM = [case for case in cases() if case.values[0].post is not None]
 @pytest.mark.parametrize(("route", "path", "right"), WITH_FORM)
 async def test_a_form_needs_exactly_its_right(route: Route, path: str, right: Right) -> None:
     """With the right the missing token is the reason; without it the right is."""
-    for held in RIGHTS:
-        visitor = Visitor(dashboard(MemoryStore(), "view", held))
+    for right_held in RIGHTS:
+        visitor = Visitor(dashboard(MemoryStore(), "view", right_held))
         response = await visitor.http.post(path, headers=SAME_ORIGIN)
         assert response.status_code == 403
-        is_allowed = right in ("view", held)
+        is_allowed = right in ("view", right_held)
         assert ("This form has expired" in response.text) == is_allowed
 
 

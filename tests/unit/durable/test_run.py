@@ -152,7 +152,7 @@ class Order:
     async def process(self, step: Step) -> list[str]:
         recorded = asyncio.Event()
 
-        async def left() -> str:
+        async def first_branch() -> str:
             first = await step("a", note, "a")
             if self.b == "fails":
                 recorded.set()
@@ -165,7 +165,7 @@ class Order:
             await recorded.wait()
             return await step("b", self.run_b)
 
-        return list(await asyncio.gather(left(), right()))
+        return list(await asyncio.gather(first_branch(), right()))
 
     async def run_b(self) -> str:
         calls.append("b")

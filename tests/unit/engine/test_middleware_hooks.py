@@ -52,23 +52,23 @@ async def approval(step: Step) -> str:
 
 
 async def test_after_run_gets_the_status_with_which_a_run_was_stored() -> None:
-    told = HookLog()
-    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+    log = HookLog()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[log])
     await runtime.trigger(approval, run_id="1")
     await runtime.signal("1", "answer", "yes")
-    assert told.lines == ["waiting", ("answer", "delivered"), "completed"]
+    assert log.lines == ["waiting", ("answer", "delivered"), "completed"]
 
 
 async def test_after_run_gets_none_if_nothing_could_be_stored() -> None:
-    told = HookLog()
+    log = HookLog()
     store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
     with pytest.raises(StoreError):
-        await Runtime(store, workflows=[approval], around=[told]).trigger(approval)
-    assert told.lines == [None]
+        await Runtime(store, workflows=[approval], around=[log]).trigger(approval)
+    assert log.lines == [None]
 
 
 async def test_on_retry_is_called_for_failed_attempts() -> None:
-    told, clock = HookLog(), TestClock()
+    log, clock = HookLog(), TestClock()
     retry = Retry(3, delay="1h", max_delay="1d", jitter=False)
 
     async def flaky(step: Step) -> int:
@@ -80,12 +80,12 @@ async def test_on_retry_is_called_for_failed_attempts() -> None:
     async def retried(step: Step) -> int:
         return await step("fetch", flaky, step, retry=retry)
 
-    runtime = Runtime(MemoryStore(clock=clock), workflows=[retried], around=[told], clock=clock)
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[retried], around=[log], clock=clock)
     await runtime.trigger(retried)
     for _ in range(2):
         await clock.advance("2h")
         await runtime.sweep()
-    assert told.lines == [
+    assert log.lines == [
         "fetch 1: no 1, 1:00:00",
         "suspended",
         "fetch 2: no 2, 2:00:00",
@@ -95,19 +95,19 @@ async def test_on_retry_is_called_for_failed_attempts() -> None:
 
 
 async def test_around_signal_is_called_for_the_events_of_a_client() -> None:
-    told = HookLog()
-    client = Client(MemoryStore(), around=[told])
+    log = HookLog()
+    client = Client(MemoryStore(), around=[log])
     await client.signal("nobody", "answer")
-    assert told.lines == [("answer", "unknown")]
+    assert log.lines == [("answer", "unknown")]
 
 
 async def test_a_broadcast_is_a_signal_to_each_run() -> None:
-    told = HookLog()
-    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+    log = HookLog()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[log])
     for run_id in ("1", "2"):
         await runtime.trigger(approval, run_id=run_id)
     assert await runtime.broadcast("answer", "yes", workflow="approval") == 2
-    assert told.lines[2:] == [("answer", "delivered")] * 2
+    assert log.lines[2:] == [("answer", "delivered")] * 2
 
 
 async def test_a_hook_that_raises_does_not_affect_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,15 +121,15 @@ async def test_a_hook_that_raises_does_not_affect_the_run(caplog: pytest.LogCapt
 
 
 async def test_around_worker_surrounds_a_worker_and_sees_its_work() -> None:
-    seen: list[Any] = []
+    observations: list[Any] = []
     durations: list[float] = []
 
     class Watching(Middleware):
         async def around_worker(self, worker: WorkerContext, call: Call) -> Any:
             worker.observe_appends(durations.append)
-            seen.append((worker.id, worker.concurrency, worker.running))
+            observations.append((worker.id, worker.concurrency, worker.running))
             await call()
-            seen.append((await worker.stats()).by_status)
+            observations.append((await worker.stats()).by_status)
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -143,7 +143,7 @@ async def test_around_worker_surrounds_a_worker_and_sees_its_work() -> None:
     await runtime.trigger(working, wait=False)
     worker = Worker(runtime, concurrency=7)
     await worker.run_until_idle()
-    assert seen == [(worker.id, 7, 0), {"completed": 1}]
+    assert observations == [(worker.id, 7, 0), {"completed": 1}]
     assert len(durations) == 3
     assert all(seconds >= 0 for seconds in durations)
 

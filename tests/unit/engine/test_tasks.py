@@ -51,9 +51,9 @@ async def test_coroutines_among_the_arguments_are_found_first() -> None:
     first, second = work(1), work(2)
     limited = asyncio.wait_for(second, 1)
     outer = work([first, 3], limited)
-    found = list(unstarted([outer, 5, "text"]))
-    assert found == [first, second, limited, outer]
-    for each in found:
+    coroutines = list(unstarted([outer, 5, "text"]))
+    assert coroutines == [first, second, limited, outer]
+    for each in coroutines:
         each.close()
 
 
@@ -72,18 +72,18 @@ class TestPatientTasks:
             await task
 
     async def test_a_timeout_that_is_left_in_time_cancels_nothing(self) -> None:
-        left = asyncio.Event()
+        has_left = asyncio.Event()
 
         async def work() -> str:
             async with asyncio.timeout(0):
-                await left.wait()
+                await has_left.wait()
             await asyncio.sleep(0)
             return "done"
 
         task = PatientTask(work())
         await asyncio.sleep(0.01)
         assert [each.is_soft for each in task.requests.values()] == [True]
-        left.set()
+        has_left.set()
         assert (await task, task.requests) == ("done", {})
 
     async def test_a_timeout_is_distinguished_from_an_earlier_cancellation(self) -> None:
@@ -102,7 +102,7 @@ class TestPatientTasks:
         assert (await task, hard.is_soft) == ("after the timeout", False)
 
     async def test_a_task_group_takes_its_cancellation_back(self) -> None:
-        left = asyncio.Event()
+        has_left = asyncio.Event()
 
         async def fail() -> None:
             raise ValueError("planned")
@@ -111,7 +111,7 @@ class TestPatientTasks:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(fail())
-                    await left.wait()
+                    await has_left.wait()
             except ExceptionGroup:
                 return "done"
             return "not cancelled"
@@ -119,7 +119,7 @@ class TestPatientTasks:
         task = PatientTask(work())
         await asyncio.sleep(0.01)
         assert [each.is_soft for each in task.requests.values()] == [False]
-        left.set()
+        has_left.set()
         assert (await task, task.requests) == ("done", {})
 
     async def test_a_task_that_is_hurried_is_cancelled_at_once(self) -> None:

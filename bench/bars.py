@@ -1,4 +1,4 @@
-"""Bars: what was promised, and what was measured."""
+"""Bars: measured values and the targets they must meet."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass

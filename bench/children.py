@@ -1,8 +1,8 @@
-"""Workload K: what child runs cost, beside the same runs without a parent.
+"""Workload K: what child runs cost, compared with the same runs without a parent.
 
 `python -m bench.children [sqlite postgres …]` prints the writes of one child, and the time of many
-children of one parent beside that of as many plain runs. The memory is the largest that this
-process, which is worker, parent and client at once, has used so far.
+children of one parent beside that of as many plain runs. The memory is the peak of this process,
+which is worker, parent and client at once.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def maps(step: Step, count: int) -> int:
 
 
 async def plain(store: Store) -> float:
-    """Return the seconds from creating so many runs until the last has ended."""
+    """Return the seconds from creating this many runs until the last has ended."""
     runtime = Runtime(store, workflows=[child])
     began = now()
     async with Worker(runtime) as worker:

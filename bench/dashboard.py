@@ -1,4 +1,4 @@
-"""The dashboard and the command among a million runs: are the promised bars met?
+"""Measure the dashboard and the command among a million runs against their targets.
 
     python -m bench.dashboard [--store sqlite|postgres] [--runs 1000000] [--url URL]
 
@@ -117,9 +117,9 @@ async def page_bars(url: str) -> AsyncIterator[Bar]:
 
 async def get(client: httpx.AsyncClient, path: str, **params: Any) -> httpx.Response:
     """Return the page; fail if it is an error."""
-    given = {name: value for name, value in params.items() if value}
+    parameters = {name: value for name, value in params.items() if value}
     client.cookies.clear()
-    response = await client.get(path, params=given)
+    response = await client.get(path, params=parameters)
     response.raise_for_status()
     return response
 
@@ -174,7 +174,7 @@ async def throughput_bars(url: str) -> AsyncIterator[Bar]:
             async with tabs.opened(url, TABS) if is_open else nullcontext():
                 outcome = await workers.together(store, url, f"turn-{turn}-{now()}", 1, DUE_RUNS)
             rates[is_open].append(outcome.rate)
-            # The next turn is to find the store as this one did.
+            # The next measurement must find the store in the same state.
             await require_maintenance(store, "bench").prune(
                 timedelta(0), workflow="bench-shared", limit=DUE_RUNS
             )

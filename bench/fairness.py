@@ -1,4 +1,4 @@
-"""Turns and order in a queue with two worker processes, and what very many keys cost.
+"""Fairness and order in a queue with two worker processes, and the cost of many keys.
 
 `python -m bench.fairness [sqlite postgres …]` drives 10,000 runs on 100 unequal keys and prints how
 even the keys' shares are at half time (Jain's index), how many runs began before an earlier run of
@@ -65,7 +65,7 @@ async def serve(url: str) -> None:
 
 
 def work(url: str) -> None:
-    """Be a worker process."""
+    """Run a worker process."""
     asyncio.run(serve(url))
 
 
@@ -103,7 +103,7 @@ def read_begins(log: str) -> list[Begin]:
 
 
 async def has_begun(log: str, count: int) -> list[Begin]:
-    """Wait until so many runs have begun."""
+    """Wait until this many runs have begun."""
     while len(begins := read_begins(log)) < count:
         await asyncio.sleep(0.1)
     return begins
@@ -126,7 +126,7 @@ def shares(begins: Sequence[Begin], sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 async def measure_turns(url: str, count: int) -> str:
-    """Return what was measured of unequal keys."""
+    """Return the measurements for unequal keys."""
     async with open_store(url) as store:
         with tempfile.TemporaryDirectory() as log:
             runtime, jobs = Runtime(store, workflows=[fair]), unequal_jobs(log)
@@ -149,7 +149,7 @@ async def measure_turns(url: str, count: int) -> str:
 
 
 async def rate_of_keys(url: str, keys: int, runs: int) -> float:
-    """Return the runs per second if the runs are spread over so many keys."""
+    """Return the runs per second if the runs are spread over this many keys."""
     async with open_store(url) as store:
         with tempfile.TemporaryDirectory() as log:
             runtime = Runtime(store, workflows=[fair])
@@ -172,8 +172,8 @@ async def main(names: Sequence[str], many_keys: int, runs: int, count: int) -> N
         for keys in (100, many_keys):
             with place(name) as measured:
                 rates[keys] = await rate_of_keys(measured.url, keys, runs)
-        shown = ", ".join(f"{keys:,} keys {rate:,.0f} runs/s" for keys, rate in rates.items())
-        print(f"{name:10} {shown} ({rates[many_keys] / rates[100]:.0%})", flush=True)
+        text = ", ".join(f"{keys:,} keys {rate:,.0f} runs/s" for keys, rate in rates.items())
+        print(f"{name:10} {text} ({rates[many_keys] / rates[100]:.0%})", flush=True)
 
 
 if __name__ == "__main__":
@@ -182,5 +182,5 @@ if __name__ == "__main__":
     parser.add_argument("--many-keys", type=int, default=0)
     parser.add_argument("--runs", type=int, default=3000)
     parser.add_argument("--workers", type=int, default=WORKERS)
-    given = parser.parse_args()
-    asyncio.run(main(given.stores, given.many_keys, given.runs, given.workers))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.stores, arguments.many_keys, arguments.runs, arguments.workers))

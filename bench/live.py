@@ -44,10 +44,14 @@ async def measure(url: str) -> AsyncIterator[Bar]:
 async def _measure(store: Any) -> AsyncIterator[Bar]:
     counted = FaultyStore(store)
     async with served(counted) as base:
-        found = await delays(store, base)
-        yield Bar("a run that is paused until a live page shows it", 1500, p95(found["pause"]))
+        delays_by_verb = await delays(store, base)
+        yield Bar(
+            "a run that is paused until a live page shows it", 1500, p95(delays_by_verb["pause"])
+        )
         bar = 300 if can_notify(store) else 1500
-        yield Bar("a run that becomes due until a live page shows it", bar, p95(found["unpause"]))
+        yield Bar(
+            "a run that becomes due until a live page shows it", bar, p95(delays_by_verb["unpause"])
+        )
         async with AsyncExitStack() as stack:
             for _ in range(TABS):
                 await stack.enter_async_context(listening(base, f"/runs/{RUN}"))
@@ -83,7 +87,7 @@ async def served(store: Any) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def listening(base: str, path: str) -> AsyncGenerator[tuple[httpx.AsyncClient, Any]]:
-    """Be a tab: yield a client and the lines of the stream that says when the page has changed."""
+    """Act as a tab: yield a client and the lines of the stream of changes."""
     # Each tab is a session of its own: a session may open only three streams.
     async with httpx.AsyncClient(base_url=base, timeout=None) as client:
         page = await client.get(path)
@@ -97,7 +101,7 @@ async def listening(base: str, path: str) -> AsyncGenerator[tuple[httpx.AsyncCli
 async def delays(store: Any, base: str) -> dict[str, list[float]]:
     """Return how many ms it takes from a change to the page that shows it, by the verb."""
     operations, random = Operations(store), Random(1)
-    found: dict[str, list[float]] = {"pause": [], "unpause": []}
+    delays_by_verb: dict[str, list[float]] = {"pause": [], "unpause": []}
     async with listening(base, f"/runs/{RUN}") as (client, lines):
         await asyncio.sleep(1.5)
         for verb, word in islice(cycle([("pause", "Paused"), ("unpause", "Queued")]), CHANGES):
@@ -107,8 +111,8 @@ async def delays(store: Any, base: str) -> dict[str, list[float]]:
             async for line in lines:
                 if line.startswith("data:") and word in (await client.get(f"/runs/{RUN}")).text:
                     break
-            found[verb].append(1000 * (now() - began))
-    return found
+            delays_by_verb[verb].append(1000 * (now() - began))
+    return delays_by_verb
 
 
 async def growth(base: str) -> float:

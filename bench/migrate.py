@@ -1,4 +1,4 @@
-"""Measure the first opening of a database that an earlier version made: its migration.
+"""Measure the migration when a database of an earlier version is first opened.
 
 python -m bench.migrate [--rows 1000000] [--stores postgres,mysql,sqlite]
 """
@@ -17,16 +17,16 @@ TARGETS = {"postgres": 60, "mysql": 60, "sqlite": 30}
 
 
 async def first_opening(name: str, rows: int) -> float:
-    """Return the seconds until a store on a database with so many runs answers its first call."""
+    """Return the seconds until a store on a database with this many runs answers its first call."""
     with place(name) as here:
         old = OldPlace(name, here.url.removeprefix("sqlite:///"))
         fill_sql(old.kind, old.address, rows // len(old.copied))
         async with old.open() as store:
             start = now()
-            found = await store.load("due")
+            snapshot = await store.load("due")
             elapsed = now() - start
             counts = (await store.stats()).by_status
-        if found is None or not rows <= sum(counts.values()) <= rows + 100:
+        if snapshot is None or not rows <= sum(counts.values()) <= rows + 100:
             raise AssertionError(f"{name} has lost runs: {counts}")
     return elapsed
 

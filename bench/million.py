@@ -73,7 +73,7 @@ def definition(name: str) -> Definition[Any, Any]:
 async def shapes() -> Mapping[tuple[str, RunStatus], Shape]:
     """Return a run of each workflow in each status, as the engine writes them."""
     store = MemoryStore()
-    made = {}
+    shapes_by_status = {}
     for name in WORKFLOWS:
         runtime = Runtime(store, workflows=[definition(name)])
         for status in ("completed", "failed", *dict.fromkeys(LIVE)):
@@ -87,8 +87,8 @@ async def shapes() -> Mapping[tuple[str, RunStatus], Shape]:
                 snapshot = new_snapshot(
                     name, now=SystemClock().now(), metadata={"version": 1, "input": payload}
                 )
-            made[name, status] = _shape(snapshot, status)
-    return made
+            shapes_by_status[name, status] = _shape(snapshot, status)
+    return shapes_by_status
 
 
 def _shape(snapshot: Snapshot, status: RunStatus) -> Shape:
@@ -115,11 +115,11 @@ def status_of(number: int) -> RunStatus:
             return "completed"
 
 
-def new_run(number: int, made: Mapping[tuple[str, RunStatus], Shape]) -> NewRun:
+def new_run(number: int, shapes_by_status: Mapping[tuple[str, RunStatus], Shape]) -> NewRun:
     """Return the run with this number."""
     # Not a multiple of the hundred after which statuses repeat: each workflow has them all.
     name, status = WORKFLOWS[number // 7 % len(WORKFLOWS)], status_of(number)
-    shape = made[name, status]
+    shape = shapes_by_status[name, status]
     return NewRun(
         f"{name}-{number}",
         name,
@@ -140,9 +140,9 @@ async def fill(url: str, runs: int) -> None:
 
 
 async def _create_templates(store: Store) -> None:
-    schedule, made = require_schedule(store, "fill"), await shapes()
+    schedule, shapes_by_status = require_schedule(store, "fill"), await shapes()
     for start in range(0, TEMPLATES, BATCH):
-        await schedule.enqueue([new_run(n, made) for n in range(start, start + BATCH)])
+        await schedule.enqueue([new_run(n, shapes_by_status) for n in range(start, start + BATCH)])
 
 
 async def _create_long_runs(store: Store) -> None:
@@ -197,7 +197,7 @@ _COPIED_BY_POSTGRES = f"""
 
 
 def copy_runs(url: str, copies: int) -> None:
-    """Copy the templates so often, each time a little older."""
+    """Copy the templates until there are enough runs, each time a little older."""
     slot = SECONDS_BACK / max(copies, 1)
     if url.startswith("sqlite:///"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection, connection:

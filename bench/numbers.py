@@ -81,8 +81,10 @@ class Numbers:
 
     def sizes(self, place: str, work: str, who: str = PERDURE) -> list[int]:
         """Return the sizes at which a workload was measured, smallest first."""
-        found = (key.size for key in self._values if key[:2] == (place, work) and key.who == who)
-        return sorted(found)
+        sizes_measured = (
+            key.size for key in self._values if key[:2] == (place, work) and key.who == who
+        )
+        return sorted(sizes_measured)
 
     def contenders(self, place: str) -> list[str]:
         """Return the contenders that were measured on a store, in order of appearance."""
@@ -102,7 +104,7 @@ class Numbers:
         return iter(self._values)
 
 
-def shown(work: str, value: float) -> str:
+def format_value(work: str, value: float) -> str:
     """Return a formatted value with its unit."""
     _, unit, scale = WORKS[work]
     value *= scale

@@ -1,8 +1,8 @@
-"""Workload J: what a queue costs, beside the same runs in no queue.
+"""What a queue costs, compared with the same runs in no queue.
 
 `python -m bench.queues [sqlite postgres …]` prints runs per second of one worker, and beside it
-those of DBOS where it can be installed. The rate is one that is not reached: it is what a rate
-costs.
+those of DBOS where it can be installed. The rate limit is too high to be reached, so only its cost
+is measured.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from perdure.runtime.definition import Definition
 from perdure.store import Store
 
 RUNS, KEYS, REPEATS = 3000, 50, 5
-# DBOS takes longer for a run; it has no lane without a queue.
+# DBOS takes longer for a run, and is not measured without a queue.
 PEER, PEER_RUNS = "dbos", 500
 
 
@@ -72,7 +72,7 @@ async def started_peer(place: Place) -> AsyncIterator[Peer | None]:
 
 
 async def measure(store: Store, peer: Peer | None) -> dict[str, float]:
-    """Return the median rate of each lane; they take turns. A peer that fails is left out."""
+    """Return the median rate of each variant, measured alternately, without peers that fail."""
     rates: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
         for name, definition in LANES.items():

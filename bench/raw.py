@@ -56,18 +56,18 @@ class Committer:
 
     async def write(self, run: str, n: int) -> None:
         """Return when the row is durable."""
-        written = asyncio.get_running_loop().create_future()
-        self._waiting.append(((run, n), written))
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(((run, n), future))
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
-        await written
+        await future
 
     async def _flush(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             await self._driver.many([row for row, _ in batch])
-            for _, written in batch:
-                written.set_result(None)
+            for _, future in batch:
+                future.set_result(None)
             # Callers that were just resolved may join the next batch.
             await asyncio.sleep(0)
         self._flusher = None
@@ -307,7 +307,7 @@ class RawLibsql:
                 raise RuntimeError(f"sqld answered {result}")
 
     async def written(self) -> float:
-        raise NotImplementedError("sqld does not tell")
+        raise NotImplementedError("sqld does not report it")
 
     async def close(self) -> None:
         await self._client.aclose()

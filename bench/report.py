@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import migrate, plots, search
-from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, shown
+from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Numbers, format_value
 
 # In the units that are shown: milliseconds, and percents of a core.
 WAKE_UPS = {"wake": 5, "across": 25, "across95": 80, "idle": 1, "restart": 300}
@@ -122,12 +122,12 @@ class Ratios:
         yield self._ratio(what, (place, "disk", 1000), (place, "disk", 10), 1.3)
         for work, name in {"sleeping": "sleeping run", "retrying": "run between attempts"}.items():
             for size in self._numbers.sizes(place, work):
-                held = self._numbers.get(place, work, size)
-                if held is not None:
+                measured_bytes = self._numbers.get(place, work, size)
+                if measured_bytes is not None:
                     what = f"{place}: F, bytes a {name} holds (of {size:,}; {NOISE} is noise)"
                     # The target is 0. Between two measurements, memory grew or shrank by up to
                     # 220 kB, so that one cannot distinguish 0 from some tens of bytes per run.
-                    yield Ratio(what, held, NOISE)
+                    yield Ratio(what, measured_bytes, NOISE)
         if sizes := self._numbers.sizes(place, "round"):
             what = f"{place}: L, the last of {sizes[-1]:,} rounds against those of {sizes[0]:,}"
             yield self._ratio(what, (place, "round", sizes[-1]), (place, "round", sizes[0]), 1.2)
@@ -228,8 +228,8 @@ def _head(about: About) -> Iterator[str]:
 
 
 def _ratio_table(ratios: list[Ratio]) -> Iterator[str]:
-    held = sum(ratio.holds for ratio in ratios)
-    yield f"## Ratios: {held} of {len(ratios)} targets hold"
+    met_count = sum(ratio.holds for ratio in ratios)
+    yield f"## Ratios: {met_count} of {len(ratios)} targets hold"
     yield ""
     yield "| what | measured | target | |"
     yield "|---|---|---|---|"
@@ -250,8 +250,8 @@ def _table(place: str, numbers: Numbers) -> Iterator[str]:
     yield "| " + " | ".join(["", *columns]) + " |"
     yield "|---" * (len(columns) + 1) + "|"
     for work, size in numbers.rows(place):
-        found = [numbers.get(place, work, size, who) for who in columns]
-        cells = ["" if value is None else shown(work, value) for value in found]
+        medians = [numbers.get(place, work, size, who) for who in columns]
+        cells = ["" if value is None else format_value(work, value) for value in medians]
         yield "| " + " | ".join([WORKS[work].label.format(size=size), *cells]) + " |"
 
 

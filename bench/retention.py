@@ -1,10 +1,10 @@
-"""Remove a million finished runs while others work: what that does to their steps.
+"""Measure how removing a million finished runs affects the steps of working runs.
 
     python -m bench.retention [--runs 1000000] [--stores sqlite,postgres] [--window 5] [--seconds N]
 
-Two hundred runs execute about two steps per second each. Runs are removed as workers do it for a
-few seconds, and then not, in turn: whatever else the machine does happens to both. Workers remove
-slowly on purpose: a million runs take about an hour, so the measurement ends after a given time.
+Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
+and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose: a
+million runs take about an hour, so the measurement ends after a given time.
 """
 
 import argparse
@@ -67,10 +67,10 @@ class Load:
         self._stopped.set()
 
 
-def times(taken: list[float]) -> Times:
+def times(durations: list[float]) -> Times:
     """Return the percentiles of durations."""
-    cuts = quantiles(taken, n=100)
-    return Times(len(taken), cuts[49], cuts[98])
+    cuts = quantiles(durations, n=100)
+    return Times(len(durations), cuts[49], cuts[98])
 
 
 POLICIES: Policies = {
@@ -81,7 +81,7 @@ POLICIES: Policies = {
 
 @asynccontextmanager
 async def worker(store: Store, load: Load) -> AsyncGenerator[Runtime]:
-    """Drive the working runs; nothing is removed before that is declared."""
+    """Execute the working runs; nothing is removed before the policy is declared."""
     runtime = Runtime(store, workflows=[load.working])
     async with Worker(runtime, concurrency=WORKING + 50):
         for number in range(WORKING):
@@ -91,7 +91,7 @@ async def worker(store: Store, load: Load) -> AsyncGenerator[Runtime]:
 
 
 class Comparison(NamedTuple):
-    """The steps of working runs without and with the removal, and how many runs went how fast."""
+    """The steps of working runs without and with the removal, and its speed."""
 
     without: Times
     beside: Times
@@ -148,11 +148,12 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="how long to measure a store")
     chosen = parser.parse_args()
     for name in chosen.stores.split(","):
-        result = await compare(name, chosen.runs, chosen.window, chosen.seconds)
-        change = result.beside.p99 / result.without.p99
-        rate = result.removed / result.seconds
-        print(f"{name}: {result.removed:,} runs removed in {result.seconds:.0f} s ({rate:,.0f}/s)")
-        print(f"  without: {result.without}\n  beside:  {result.beside}")
+        comparison = await compare(name, chosen.runs, chosen.window, chosen.seconds)
+        change = comparison.beside.p99 / comparison.without.p99
+        rate = comparison.removed / comparison.seconds
+        seconds = f"{comparison.seconds:.0f} s ({rate:,.0f}/s)"
+        print(f"{name}: {comparison.removed:,} runs removed in {seconds}")
+        print(f"  without: {comparison.without}\n  beside:  {comparison.beside}")
         verdict = "ok" if change <= ALLOWED else "TOO SLOW"
         print(f"  p99 {change - 1:+.0%} ({verdict}); load {os.getloadavg()[0]:.1f}", flush=True)
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TypeAlias
 
 from bench import migrate, peers, raw, report, search, wake_up, workers, workloads
-from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, shown
+from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, format_value
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
 from perdure.runtime.definition import Definition
@@ -100,7 +100,7 @@ async def take_turns(numbers: Numbers, repeats: int, turns: Mapping[Key, Turn]) 
         if (value := numbers.get(*key)) is not None:
             label = WORKS[key.work].label.format(size=key.size)
             lines.setdefault(f"{key.place:<8} {label:<48}", []).append(
-                f"{key.who} {shown(key.work, value)}"
+                f"{key.who} {format_value(key.work, value)}"
             )
     for label, values in lines.items():
         say(f"{label} {' · '.join(values)}")
@@ -293,12 +293,12 @@ class Bench:
         }
 
     def _peer_turn(self, peer: peers.Peer, work: str, size: int) -> Turn:
-        left = PEER_TURNS
+        remaining = PEER_TURNS
 
         async def turn() -> float | None:
-            nonlocal left
-            left -= 1
-            if left < 0 or peer not in self._peers:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0 or peer not in self._peers:
                 return None
             try:
                 return await peer.ask(work, size)
@@ -369,7 +369,7 @@ async def measure_wake_ups(name: str, url: str, plan: Plan, numbers: Numbers) ->
     for work, values in measured.items():
         for value in values:
             numbers.add(Key(name, work, 1), value)
-        say(f"{name:<8} {WORKS[work].label:<54} {shown(work, median(values))}")
+        say(f"{name:<8} {WORKS[work].label:<54} {format_value(work, median(values))}")
 
 
 async def measure_migration(numbers: Numbers, name: str, runs: int) -> None:
@@ -383,7 +383,7 @@ async def measure_searches(numbers: Numbers, name: str, runs: int) -> None:
     async for work, size, seconds in search.measure(name, runs):
         numbers.add(Key(name, work, size), seconds)
         label = WORKS[work].label.format(size=size)
-        say(f"{name:<8} {label:<54} {shown(work, seconds)}")
+        say(f"{name:<8} {label:<54} {format_value(work, seconds)}")
 
 
 async def main() -> None:

@@ -1,5 +1,5 @@
-"""Many schedules: how late their runs start, whether times are missed or doubled, and what a worker
-costs, while workers are killed or not.
+"""Many schedules: how late their runs start, whether times are missed or repeated, and what a
+worker costs, with and without killed workers.
 
     python -m bench.schedules sqlite:////tmp/schedules.db --schedules 1000 --kill-every 5
     python -m bench.schedules sqlite:////tmp/schedules.db --schedules 10000 --workers 1
@@ -51,7 +51,7 @@ async def serve(url: str, poll: float) -> None:
 
 
 def work(url: str, poll: float) -> None:
-    """Be a worker process."""
+    """Run a worker process."""
     asyncio.run(serve(url, poll))
 
 

@@ -107,8 +107,8 @@ async def times(store: Any) -> dict[str, float]:
 async def _cursor_of_page(search: Any, page: int) -> str | None:
     cursor = None
     for _ in range(page // 20):
-        found = await search.search(Query(), PAGE * 20, after=cursor)
-        if (cursor := found.cursor) is None:
+        results = await search.search(Query(), PAGE * 20, after=cursor)
+        if (cursor := results.cursor) is None:
             break
     return cursor
 

@@ -1,6 +1,6 @@
 """Dashboards that are open while something else is measured: `python -m bench.tabs URL TABS`.
 
-This process serves a dashboard on the store at URL and opens so many tabs on it. A tab does what a
+This process serves a dashboard on the store at URL and opens TABS tabs on it. A tab does what a
 browser does: it listens, and fetches its page again when that changes, at most once a second. The
 process prints a line when the tabs are open, and ends when its standard input does.
 """
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 @asynccontextmanager
 async def opened(url: str, tabs: int) -> AsyncGenerator[None]:
-    """Keep so many tabs open on the store at `url`, in another process."""
+    """Keep this many tabs open on the store at `url`, in another process."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.tabs", url, str(tabs), stdin=PIPE, stdout=PIPE, cwd=ROOT
     )
@@ -42,7 +42,7 @@ async def opened(url: str, tabs: int) -> AsyncGenerator[None]:
 
 
 async def follow(base: str, path: str, loaded: asyncio.Semaphore) -> None:
-    """Be a tab: listen to the topics of a page, and fetch it again when one of them changes."""
+    """Act as a tab: listen to the topics of a page, and fetch it again when one changes."""
     # Each tab is a session of its own: a session may open only three streams.
     async with httpx.AsyncClient(base_url=base, timeout=None) as client:
         page = await client.get(path)

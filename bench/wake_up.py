@@ -102,8 +102,9 @@ async def _across_processes(url: str, runs: int) -> list[float]:
 
 
 async def _restart(url: str) -> float:
-    """Return the seconds in which a new process reaches the next step of the run that another one
-    was killed with, from when it has imported everything.
+    """Return how long a new process takes to reach the next step of a run whose process was killed.
+
+    The time starts when the new process has imported everything.
     """
     first = await _start("crash", url)
     assert first.stdout is not None

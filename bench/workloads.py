@@ -130,7 +130,7 @@ async def sleeping_workflow(step: Step) -> None:
 
 
 async def fail() -> None:
-    """Fail as a service does that is down."""
+    """Fail like a service that is down."""
     raise ConnectionError("down")
 
 
@@ -268,12 +268,12 @@ async def _held() -> int:
 
 
 @workflow("bench-loop")
-async def loop(step: Step, left: int) -> None:
-    """Begin again so many times."""
+async def loop(step: Step, rounds_left: int) -> None:
+    """Start over this many times."""
     await step("fetch", fetch, "1")
     rounds[step.run_id].append(now())
-    if left > 1:
-        await step.continue_as_new(left - 1)
+    if rounds_left > 1:
+        await step.continue_as_new(rounds_left - 1)
 
 
 rounds: defaultdict[str, list[float]] = defaultdict(list)

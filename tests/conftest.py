@@ -26,8 +26,8 @@ async def _no_task_left() -> AsyncIterator[None]:
     """Fail a test that leaves a task running after its other fixtures were torn down."""
     before = asyncio.all_tasks()
     yield
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    if left:
+    leftover_tasks = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if leftover_tasks:
         # Tasks that were cancelled or closed by the test may need some time to end.
-        _, left = await asyncio.wait(left, timeout=1)
-    assert not left, f"the test left tasks running: {left}"
+        _, leftover_tasks = await asyncio.wait(leftover_tasks, timeout=1)
+    assert not leftover_tasks, f"the test left tasks running: {leftover_tasks}"

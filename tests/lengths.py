@@ -1,4 +1,4 @@
-"""The long form of proofs of which `make test` runs a short form; `make verify` runs them."""
+"""The length of tests that have a short form for `make test` and a long one for `make verify`."""
 
 import os
 

@@ -150,8 +150,8 @@ NEIGHBOURS = {("stores.libsql", "stores.sqlite")}
 CONTRACT = {"store", "cache"}
 # Only here may an import wait until a function runs: what it brings is optional.
 LAZY = {"keyvalue", "stores", "caches", "integrations", "testing", "dashboard", "cli"}
-# The two looks upwards: the store that is used when the user names none, and the one that is opened
-# when the user names a URL. Both are made when they are first needed, by the code that owns them.
+# The two imports that point up: the store that is used when the user names none, and the one that
+# is opened when the user names a URL. Both are created when they are first needed, by their owner.
 DEFAULTS = {("durable", "stores.memory"), ("runtime", "stores")}
 # Only here may a package beyond the two dependencies be imported at all.
 OPTIONAL = {"stores", "caches", "integrations", "testing", "dashboard", "cli"}
@@ -184,13 +184,13 @@ class Import:
 
 
 def modules() -> list[Module]:
-    found = []
+    imports = []
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         if parts[-1] == "__init__" and len(parts) > 1:
             parts = parts[:-1]
-        found.append(Module(".".join(parts), path))
-    return found
+        imports.append(Module(".".join(parts), path))
+    return imports
 
 
 MODULES = modules()
@@ -255,7 +255,7 @@ def refuse(problems: Iterable[tuple[Module, Import, str]]) -> None:
 
 
 def test_every_module_has_a_row() -> None:
-    """A module that is not in the table was not thought about."""
+    """A new module must be added to the table."""
     missing = [module.name for module in MODULES if unit_of(module.name) not in LEVEL]
     assert missing == [], "add them to ROWS, each at its level"
 
@@ -401,10 +401,10 @@ for package in (perdure, perdure.stores, perdure.caches, perdure.testing):
 
 def test_a_bare_install_imports() -> None:
     """`import perdure` works where only its two dependencies are; public names are sorted."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", BARE_IMPORT], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_completion_shows_the_public_api_alone() -> None:
@@ -422,10 +422,10 @@ def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
         "from .result import Ok\n"
         "def late():\n    import asyncpg\n"
     )
-    found = [(each.target, each.ours) for each in imports_of(Module("codec", path))]
+    imports = [(each.target, each.ours) for each in imports_of(Module("codec", path))]
     late = [each.target for each in imports_of(Module("codec", path)) if each.inside_function]
     relative = [each.line for each in imports_of(Module("codec", path)) if each.relative]
-    assert found[:3] == [("msgspec.json", False), ("errors", True), ("stores.memory", True)]
+    assert imports[:3] == [("msgspec.json", False), ("errors", True), ("stores.memory", True)]
     assert (late, relative) == (["asyncpg"], [4])
     assert (unit_of("codec.tags"), unit_of("engine.tasks")) == ("codec", "engine.tasks")
     assert level_of("stores.memory") > level_of("codec.tags")

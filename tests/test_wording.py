@@ -20,7 +20,7 @@ SUFFIXES = {".py", ".sql", ".lua", ".md"}
 
 FOLDERS = ("src", "docs", "bench", "examples", "tests")
 
-# Decision records are history: they keep the words they were written in. This file lists them.
+# Decision records quote earlier words, and this file lists them.
 UNCHECKED = {ROOT / "docs" / "decisions", Path(__file__)}
 
 # A phrase (a regular expression in which a space matches any white space) and what to write.
@@ -97,7 +97,7 @@ ALLOWED = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# (file, phrase) and why it may stand there.
+# (file, phrase) and why it is allowed there.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     (
         "src/perdure/stores/sqlite/migrations/0007_search.sql",
@@ -121,9 +121,9 @@ class Prose:
 
 def checked_files() -> list[Path]:
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    found = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*"))]
+    files = [path for name in FOLDERS for path in sorted((ROOT / name).rglob("*"))]
     return pages + [
-        path for path in found if path.suffix in SUFFIXES and not {path, *path.parents} & UNCHECKED
+        path for path in files if path.suffix in SUFFIXES and not {path, *path.parents} & UNCHECKED
     ]
 
 

@@ -114,9 +114,9 @@ def _installed(name: str, say: Callable[[str], None]) -> bool:
     say(f"installing {name}")
     pip = (_python(name), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     for command in ((sys.executable, "-m", "venv", str(CACHE / name)), (*pip, *PACKAGES[name])):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            say(f"{name} cannot be installed here and is left out: {done.stderr.strip()[-200:]}")
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode != 0:
+            say(f"{name} cannot be installed here and is left out: {process.stderr.strip()[-200:]}")
             return False
     mark.touch()
     return True

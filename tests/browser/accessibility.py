@@ -27,5 +27,7 @@ async def axe(page: Page) -> list[str]:
     """
     if not await page.evaluate("'axe' in window"):
         await page.evaluate(_axe())
-    found = await page.evaluate(_RUN)
-    return [f"{each['rule']}: {each['help']}: {node}" for each in found for node in each["nodes"]]
+    violations = await page.evaluate(_RUN)
+    return [
+        f"{each['rule']}: {each['help']}: {node}" for each in violations for node in each["nodes"]
+    ]

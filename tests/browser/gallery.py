@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "build" / "screenshots"
 
 @dataclass
 class Gallery:
-    """Writes pictures, and in the end the page that shows them."""
+    """Writes screenshots, and finally the page that shows them."""
 
     folder: Path = FOLDER
     pictures: dict[str, list[str]] = field(default_factory=dict)

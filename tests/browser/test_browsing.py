@@ -52,8 +52,8 @@ async def test_no_link_is_dead(seeded_file: Path, serve: Serve) -> None:
 
     served, links = serve(f"sqlite:///{seeded_file}", auth=let_in), dict[str, str]()
     for path in PAGES.values():
-        found = re.findall(r'href="(/[^"]*)"', (await get(served, path)).text)
-        links |= {shape_of(link): unescape(link) for link in found}
+        page_links = re.findall(r'href="(/[^"]*)"', (await get(served, path)).text)
+        links |= {shape_of(link): unescape(link) for link in page_links}
     assert len(links) > 40
     for link in links.values():
         assert (await get(served, link)).status_code == 200, link

@@ -1,4 +1,4 @@
-"""The pictures of the README: made here, and kept in docs/images by hand when they are good.
+"""The pictures of the README: created here, and copied to docs/images by hand if they are good.
 
 `cp build/screenshots/readme/*.png docs/images/`
 """

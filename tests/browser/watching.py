@@ -1,4 +1,4 @@
-"""What no page of the dashboard may ever do, recorded while a test uses a browser."""
+"""What no page of the dashboard may do, recorded while a test uses a browser."""
 
 from dataclasses import dataclass, field
 from functools import partial

@@ -59,7 +59,7 @@ async def _add_schedule(path: Path) -> None:
 
 @contextlib.contextmanager
 def small_store() -> Iterator[dict[str, str]]:
-    """Make the store of the examples; return variables that name it."""
+    """Create the store of the examples; yield environment variables that name it."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         asyncio.run(seed(Path("shop.db")))
         asyncio.run(_add_schedule(Path("shop.db")))
@@ -68,8 +68,8 @@ def small_store() -> Iterator[dict[str, str]]:
 
 def printed(command: str, variables: dict[str, str]) -> str:
     """Return what a command of the page prints, without what varies."""
-    kept = {name: None for name in os.environ if name.startswith("PERDURE_")}
-    result = CliRunner().invoke(root, command.split()[1:], env={**kept, **variables})
+    without_settings = {name: None for name in os.environ if name.startswith("PERDURE_")}
+    result = CliRunner().invoke(root, command.split()[1:], env={**without_settings, **variables})
     if command.endswith("jsonl"):
         return "".join(
             f"{json.dumps(steady(json.loads(line)))}\n" for line in result.stdout.split("\n")[:-1]

@@ -196,10 +196,10 @@ def table(title: str, columns: Sequence[str], rows: Mapping[Line, list[str]]) ->
 
 
 def cells_of(line: Line, columns: Sequence[str]) -> list[str]:
-    return [shown(getattr(line.capabilities, column)) for column in columns]
+    return [cell_of(getattr(line.capabilities, column)) for column in columns]
 
 
-def shown(value: bool | int | str) -> str:
+def cell_of(value: bool | int | str) -> str:
     match value:
         case bool():
             return "yes" if value else "–"

@@ -23,11 +23,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def output_of(name: str, *arguments: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         command(name, *arguments), capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow

@@ -55,8 +55,8 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         parser = Loaded()
         parser.feed(page.read_text())
-        if found := [url for url in parser.urls if re.match(r"(https?:)?//", url)]:
-            external[page.name] = found
+        if external_urls := [url for url in parser.urls if re.match(r"(https?:)?//", url)]:
+            external[page.name] = external_urls
     assert external == {}
 
 

@@ -49,7 +49,7 @@ def work(url: str, options: dict[str, str]) -> None:
 
 @dataclass
 class Tally:
-    """What the callers of each run were told, and what the runs say in the end."""
+    """The replies to the callers of each run, and what the runs recorded."""
 
     accepted: dict[str, list[str]] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Tally:
     kills: int = 0
 
     def check(self) -> None:
-        """Raise unless callers and records agree: one answer counts, and all others were told."""
+        """Raise unless callers and records agree: one answer counts, all others were refused."""
         for run_id, output in self.outputs.items():
             accepted, refused = self.accepted.get(run_id, []), self.refused.get(run_id, [])
-            told = len(accepted) + len(refused) + self.late.get(run_id, 0)
-            assert told == CALLERS, (run_id, told)
+            replies = len(accepted) + len(refused) + self.late.get(run_id, 0)
+            assert replies == CALLERS, (run_id, replies)
             if output == "expired":
                 assert not accepted, (run_id, accepted)
                 assert not refused, (run_id, refused)

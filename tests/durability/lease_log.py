@@ -1,4 +1,4 @@
-"""A log of the leases on permits that several processes write, and what it says about a limit."""
+"""A log of the leases on permits that several processes write, and what it shows about a limit."""
 
 import os
 from collections import Counter, defaultdict
@@ -72,9 +72,11 @@ class LeaseLog:
         return Line(what, _PERMIT, 0, os.getpid(), now, now)
 
     def _write(self, lines: Iterable[Line]) -> None:
-        kept = [line for line in lines if line.id.startswith(_PERMIT)]
-        if kept:
-            os.write(self._log, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+        permit_lines = [line for line in lines if line.id.startswith(_PERMIT)]
+        if permit_lines:
+            os.write(
+                self._log, b"".join(msgspec.json.encode(line) + b"\n" for line in permit_lines)
+            )
 
 
 def _line(what: What, lease: Lease, at: datetime) -> Line:
@@ -104,14 +106,14 @@ class Held(msgspec.Struct):
 
 def read_leases(log: Path) -> list[Held]:
     """Return the leases of a log, in the order of their grants."""
-    held: dict[tuple[str, int], Held] = {}
+    leases: dict[tuple[str, int], Held] = {}
     for line in _lines(log):
         key = line.id, line.epoch
         if line.what == "granted":
-            held[key] = Held(line.id, line.epoch, line.pid, line.at, line.expires)
-        elif key in held:
-            _continue(held[key], line)
-    return sorted(held.values(), key=lambda lease: lease.begin)
+            leases[key] = Held(line.id, line.epoch, line.pid, line.at, line.expires)
+        elif key in leases:
+            _continue(leases[key], line)
+    return sorted(leases.values(), key=lambda lease: lease.begin)
 
 
 def processes_in_a_call(log: Path) -> set[int]:
@@ -148,14 +150,14 @@ def longest_until_back(
     for lease in leases:
         if lease.begin < until:
             by_permit[lease.permit].append(lease)
-    gone = [timedelta(0)]
+    durations = [timedelta(0)]
     for permits in by_permit.values():
         begins = [*(lease.begin for lease in permits[1:]), until]
         for each, back in zip(permits, begins, strict=True):
             if not each.is_returned:
                 deaths = (death for death in unseen if each.begin < death < back)
-                gone.append(back - max([each.expires - ttl, *deaths]))
-    return max(gone)
+                durations.append(back - max([each.expires - ttl, *deaths]))
+    return max(durations)
 
 
 def share_held(

@@ -47,7 +47,7 @@ now: Callable[[], datetime] = SystemClock().now
 
 
 class Fact(msgspec.Struct):
-    """Something measured, and whether it is as it must be."""
+    """A measured value, and whether it is acceptable."""
 
     what: str
     value: str
@@ -105,7 +105,7 @@ class Workers:
 
 
 class Feed:
-    """Keeps so many runs waiting that there is always work."""
+    """Keeps enough runs waiting that there is always work."""
 
     def __init__(self, runtime: Runtime, definition: Definition[str, None], log: str) -> None:
         self._runtime, self._definition, self._log = runtime, definition, log
@@ -123,7 +123,7 @@ class Feed:
 
 
 async def disturb_slots(workers: Workers, kills: int, pause: float) -> None:
-    """Kill workers one after the other, and stop every sixth time another one."""
+    """Kill workers one after another, and stop another one every sixth time."""
     for number in range(kills):
         await asyncio.sleep(pause)
         workers.kill_one()

@@ -24,7 +24,7 @@ async def serve(url: str) -> None:
 
 
 def work(url: str) -> None:
-    """Be a worker process, without the pauses, which are long on a machine that is busy."""
+    """Run a worker without pauses, which are long on a busy machine."""
     pruning.SHARE = pruning.LARGEST_SHARE = 1.0
     asyncio.run(serve(url))
 

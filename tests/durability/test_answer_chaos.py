@@ -1,4 +1,4 @@
-"""Real workers, killed while ten callers answer each question: one answer counts, nine are told.
+"""Workers are killed while ten callers answer each question: one counts, nine are refused.
 
 `python -m tests.durability.answer_chaos URL` does the same with 1,000 questions.
 """

@@ -1,4 +1,4 @@
-"""An answer at every moment of a run: what the caller is told and what the run records agree."""
+"""An answer at every point of a run: the reply to the caller and the record of the run agree."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -23,7 +23,7 @@ async def work(n: int) -> int:
     return n
 
 
-async def told(request: Any) -> None:
+async def check_token(request: Any) -> None:
     assert request.token
 
 
@@ -35,7 +35,7 @@ async def is_done(task: asyncio.Task[Any]) -> bool:
 
 @workflow("expires")
 async def expires(step: Step) -> str:
-    answer = await step.approval("ask", "Go?", timeout="1h", remind="40m", notify=told)
+    answer = await step.approval("ask", "Go?", timeout="1h", remind="40m", notify=check_token)
     await step("after", work, 1)
     return "expired" if answer.expired else answer.by
 
@@ -235,7 +235,7 @@ async def test_a_rewind_closes_a_question_before_it_asks_again(
     assert await runtime.result(RUN) == "bob"
 
 
-async def test_an_answer_just_before_a_rewind_is_on_record(
+async def test_an_answer_just_before_a_rewind_is_recorded(
     store: MemoryStore, clock: TestClock
 ) -> None:
     runtime = Runtime(store, workflows=[rewound], clock=clock)

@@ -211,7 +211,7 @@ async def test_it_needs_a_store() -> None:
     assert isinstance(result.error, MissingAbility)  # type: ignore[union-attr]  # it failed
 
 
-async def test_the_wait_is_durable_before_it_is_told(store: MemoryStore) -> None:
+async def test_the_wait_is_durable_before_notify_is_called(store: MemoryStore) -> None:
     keys: list[tuple[str, str]] = []
 
     @workflow("tells")
@@ -242,7 +242,7 @@ async def test_a_url_needs_an_address(store: MemoryStore) -> None:
 async def test_reminders_are_sent_until_it_is_answered(
     timed_store: MemoryStore, clock: TestClock
 ) -> None:
-    told: list[int] = []
+    notifications: list[int] = []
 
     @workflow("reminds")
     async def reminds(step: Step) -> bool:
@@ -251,7 +251,7 @@ async def test_reminders_are_sent_until_it_is_answered(
             "Go?",
             timeout="10d",
             remind="1d",
-            notify=lambda asked: told.append(asked.reminder),
+            notify=lambda request: notifications.append(request.reminder),
         )
         return (await ask).approved
 
@@ -260,10 +260,10 @@ async def test_reminders_are_sent_until_it_is_answered(
     for _ in range(2):
         await clock.advance(timedelta(days=1))
         await runtime.sweep()
-    assert told == [0, 1, 2]
+    assert notifications == [0, 1, 2]
     await clock.advance(timedelta(days=4))  # the worker was down: the missed ones are one
     await runtime.sweep()
-    assert told == [0, 1, 2, 6]
+    assert notifications == [0, 1, 2, 6]
     assert (await pending(runtime)).token == token
     await runtime.approve(token)
     assert (await finished(runtime)).output is True
@@ -272,8 +272,8 @@ async def test_reminders_are_sent_until_it_is_answered(
 async def test_a_failed_reminder_leaves_the_question_open(
     timed_store: MemoryStore, clock: TestClock
 ) -> None:
-    def tell(asked: ApprovalRequest) -> None:
-        if asked.reminder:
+    def tell(request: ApprovalRequest) -> None:
+        if request.reminder:
             raise ConnectionError
 
     @workflow("reminds")
@@ -288,14 +288,14 @@ async def test_a_failed_reminder_leaves_the_question_open(
     assert (await finished(runtime)).output is True
 
 
-async def test_a_question_that_cannot_be_told_fails_and_is_asked_again(
+async def test_a_failed_notify_fails_the_call_and_a_retry_asks_again(
     store: MemoryStore,
 ) -> None:
     is_up = False
     tokens: list[str] = []
 
-    def tell(asked: ApprovalRequest) -> None:
-        tokens.append(asked.token)
+    def tell(request: ApprovalRequest) -> None:
+        tokens.append(request.token)
         if not is_up:
             raise ConnectionError("no server")
 
@@ -340,7 +340,7 @@ async def test_a_gated_step_runs_when_it_is_approved(store: MemoryStore) -> None
     assert (await finished(runtime)).output == "5 to ana"
 
 
-async def test_a_rejected_step_raises_who_and_why(store: MemoryStore) -> None:
+async def test_a_rejected_step_raises_an_error_with_who_and_why(store: MemoryStore) -> None:
     runtime = Runtime(store, workflows=[gates])
     (wait,) = (await runtime.trigger(gates, 5, run_id="r")).pending
     await runtime.reject(wait.token, by="eve", note="no money")
@@ -416,20 +416,20 @@ async def test_a_callback_times_out(timed_store: MemoryStore, clock: TestClock) 
     assert isinstance((await finished(runtime)).error, StepTimeout)
 
 
-async def test_start_is_told_the_token_once(store: MemoryStore) -> None:
-    told: list[str] = []
+async def test_start_gets_the_token_once(store: MemoryStore) -> None:
+    notifications: list[str] = []
 
     @workflow("starts")
     async def starts(step: Step) -> Any:
         def start(callback: Callback) -> None:
-            told.append(callback.token)
+            notifications.append(callback.token)
 
         return await step.callback("c", start=start)
 
     runtime = Runtime(store, workflows=[starts], always_replay=True)
     (wait,) = (await runtime.trigger(starts, run_id="r")).pending
     await runtime.resume("r")
-    assert told == [wait.token]
+    assert notifications == [wait.token]
 
 
 @workflow("asks many")
@@ -453,7 +453,7 @@ async def test_open_approvals_are_listed_by_who_is_asked(runtime: Runtime) -> No
     assert one.run_id not in [each.run_id for each in (await runtime.approvals()).approvals]
 
 
-async def test_an_answered_approval_is_not_listed_before_a_worker_comes(
+async def test_an_answered_approval_is_no_longer_listed_although_no_worker_runs(
     timed_store: MemoryStore, clock: TestClock
 ) -> None:
     runtime = Runtime(timed_store, workflows=[ships], clock=clock)
@@ -501,8 +501,8 @@ async def test_the_tags_of_a_run_do_not_show_who_is_asked(runtime: Runtime) -> N
     run = await runtime.trigger(ships, 1, run_id="r", tags={"ship": "Oslo"})
     assert run.tags == {"ship": "Oslo"}
     store: Any = runtime.store
-    (found,) = (await store.search(Query(tags=("~asks=ops", "ship=Oslo")), 9)).runs
-    assert found.id == "r"
+    (matching_run,) = (await store.search(Query(tags=("~asks=ops", "ship=Oslo")), 9)).runs
+    assert matching_run.id == "r"
     await runtime.approve((await pending(runtime)).token)
     await runtime.sweep()
     assert (await store.search(Query(tags=("~asks=ops",)), 9)).runs == ()
@@ -560,9 +560,9 @@ class SlowStore(MemoryStore):
         return await super().send(messages)
 
 
-async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None:
+async def test_a_question_may_be_cancelled_twice_while_it_is_closed() -> None:
     """As anyio does; the function sees a cancellation, nothing else."""
-    seen: list[type[BaseException]] = []
+    observations: list[type[BaseException]] = []
 
     @workflow("impatient")
     async def impatient(step: Step) -> str:
@@ -574,11 +574,11 @@ async def test_a_question_may_be_cancelled_again_while_it_is_withdrawn() -> None
         try:
             await asking
         except BaseException as error:  # noqa: BLE001  # whatever the function sees
-            seen.append(type(error))
+            observations.append(type(error))
         return "done"
 
     run = await Runtime(SlowStore(), workflows=[impatient]).trigger(impatient)
-    assert (run.output, seen) == ("done", [asyncio.CancelledError])
+    assert (run.output, observations) == ("done", [asyncio.CancelledError])
 
 
 async def _ask(step: Step) -> None:
@@ -597,7 +597,7 @@ class RacingStore(MemoryStore):
         return await super().send(messages)
 
 
-async def test_an_answer_that_comes_as_the_function_ends_stays_on_record() -> None:
+async def test_an_answer_that_arrives_as_the_function_ends_is_recorded() -> None:
     """It was accepted: if no code sees it, an act says so."""
     store = RacingStore()
     client = Client(store)

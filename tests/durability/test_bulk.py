@@ -31,11 +31,11 @@ async def failed_runs(number: int, clock: TestClock) -> MemoryStore:
 
 
 async def verbs_by_run(store: MemoryStore, number: int) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for n in range(number):
         snapshot: Any = await store.load(f"r{n}")
-        found[len(snapshot["metadata"].get("acts", ()))] += 1
-    return found
+        counts[len(snapshot["metadata"].get("acts", ()))] += 1
+    return counts
 
 
 async def finish(generator: AsyncIterator[BulkProgress]) -> BulkProgress:

@@ -58,11 +58,11 @@ async def create(store: SqliteStore) -> None:
 
 
 async def acts(store: SqliteStore) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for number in range(RUNS):
         snapshot: Any = await store.load(f"run-{number}")
-        found[len(snapshot["metadata"].get("acts", ()))] += 1
-    return found
+        counts[len(snapshot["metadata"].get("acts", ()))] += 1
+    return counts
 
 
 def start(url: str, id: str) -> "subprocess.Popen[str]":
@@ -71,7 +71,7 @@ def start(url: str, id: str) -> "subprocess.Popen[str]":
 
 
 def kill_after(process: "subprocess.Popen[str]", runs: int) -> str:
-    """Kill a process when it has changed so many runs; return the id of its operation."""
+    """Kill a process when it has changed this many runs; return the id of its operation."""
     with process:
         assert process.stdout is not None
         for line in process.stdout:

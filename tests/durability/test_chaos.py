@@ -42,7 +42,7 @@ class Workers:
         return process
 
     def _pick(self) -> BaseProcess:
-        """Return a worker that is not paused: a paused one is to continue."""
+        """Return a worker that is not paused: a paused one must continue."""
         return random.choice([process for process in self.alive if process not in self._paused])
 
     def kill_one(self) -> None:
@@ -137,12 +137,12 @@ async def work_until_killed(runtime: Runtime, workers: Workers) -> int:
 
 
 async def all_completed(store: Store, count: int) -> None:
-    left = {f"run-{n}" for n in range(count)}
-    while left:
-        for id in sorted(left):
+    open_runs = {f"run-{n}" for n in range(count)}
+    while open_runs:
+        for id in sorted(open_runs):
             snapshot = await store.load(id)
             if snapshot is not None and snapshot["execution"]["status"] == "completed":
-                left.discard(id)
+                open_runs.discard(id)
         await asyncio.sleep(0.2)
 
 

@@ -177,8 +177,8 @@ async def test_a_run_knows_its_parent_and_its_children() -> None:
     assert started.tags == {}
     assert mapped.children == ()
     assert {step.run for step in mapped.history if step.kind == "start"} == {"m/1/double"}
-    found = [run.id for run in await runtime.list_runs(prefix="m/1/double/")]
-    assert sorted(found) == ["m/1/double/0", "m/1/double/1"]
+    ids = [run.id for run in await runtime.list_runs(prefix="m/1/double/")]
+    assert sorted(ids) == ["m/1/double/0", "m/1/double/1"]
 
 
 class TaskStore(MemoryStore):

@@ -213,8 +213,8 @@ async def test_a_branch_that_loses_a_race_cancels_what_it_started(
     await clock.advance("1m")
     await settle(runtime)
     ids = [run.id for run in await runtime.list_runs(prefix="p/1/")]
-    found = {id.rpartition("/")[2]: await status(runtime, id) for id in ids}
-    assert found == {"started": "cancelled", "called": "cancelled", "outside": "suspended"}
+    statuses = {id.rpartition("/")[2]: await status(runtime, id) for id in ids}
+    assert statuses == {"started": "cancelled", "called": "cancelled", "outside": "suspended"}
 
 
 async def test_a_call_that_the_function_stops_waiting_for_cancels_its_child(

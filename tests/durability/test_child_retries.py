@@ -135,7 +135,7 @@ async def test_a_retry_continues_children_that_were_cancelled_with_the_run(
     assert (await settled(runtime, "p")).output == [7, "done"]
 
 
-async def test_a_child_that_was_told_twice_to_cancel_is_not_cancelled_again_by_a_retry(
+async def test_a_second_request_to_cancel_a_child_does_not_cancel_its_retry(
     make_runtime: MakeRuntime, clock: TestClock, machine: Machine, child: Definition[None, str]
 ) -> None:
     @workflow("parent")
@@ -323,7 +323,7 @@ async def test_a_child_that_is_started_again_reports_to_its_parent(
     assert (await settled(good, "p")).output in (1, 2)
 
 
-async def test_a_call_that_was_given_up_and_is_made_again_continues_its_child() -> None:
+async def test_a_call_that_is_repeated_after_a_timeout_continues_its_child() -> None:
     """A timeout of asyncio is not recorded, so a replay makes the call again."""
 
     @workflow("impatient")

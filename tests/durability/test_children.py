@@ -186,7 +186,7 @@ async def test_calls_run_side_by_side(make_runtime: MakeRuntime, join: str) -> N
 @pytest.mark.parametrize(
     "value", [Receipt(3), Photo("a.png"), Page(number=7), b"\x00", {1, 2}, None, [Receipt(1)]]
 )
-async def test_an_output_comes_back_as_the_type_that_the_child_declares(
+async def test_an_output_has_the_type_that_the_child_declares(
     make_runtime: MakeRuntime, value: Any
 ) -> None:
     annotation = list[Receipt] if isinstance(value, list) else type(value)
@@ -512,20 +512,20 @@ async def test_a_call_inside_a_step_is_refused(make_runtime: MakeRuntime) -> Non
 async def test_a_call_in_a_task_that_a_step_left_behind_is_refused(
     make_runtime: MakeRuntime, store: MemoryStore
 ) -> None:
-    left: list[asyncio.Task[int]] = []
+    leftover_tasks: list[asyncio.Task[int]] = []
 
     async def parent(step: Step) -> None:
         async def late() -> int:
             return await step.call("c", double, 1)
 
         async def leave() -> None:
-            left.append(asyncio.create_task(late()))
+            leftover_tasks.append(asyncio.create_task(late()))
 
         await step("leave", leave)
-        await asyncio.wait(left)
+        await asyncio.wait(leftover_tasks)
 
     await outcome(make_runtime(double), parent)
-    assert isinstance(left[0].exception(), NestedStep)
+    assert isinstance(leftover_tasks[0].exception(), NestedStep)
     assert len(await store.list()) == 1
 
 

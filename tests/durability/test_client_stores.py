@@ -71,14 +71,14 @@ async def test_a_resumed_run_is_due_and_waits_again(client: Client, runtime: Run
 async def test_many_runs_are_known_from_what_was_written(client: Client) -> None:
     runs = await client.trigger_many("divide", range(30), tags={"batch": "1"}, delay="1h")
     assert await client.get_run(runs[7].id) == runs[7]
-    found = await client.list_runs(tags={"batch": "1"}, limit=50)
-    assert {run.id for run in found} == {run.id for run in runs}
+    listed_runs = await client.list_runs(tags={"batch": "1"}, limit=50)
+    assert {run.id for run in listed_runs} == {run.id for run in runs}
 
 
 async def test_a_run_is_watched(client: Client, runtime: Runtime) -> None:
     run = await client.trigger("divide", 6)
-    seen = []
+    observations = []
     async for change in client.watch(run):
-        seen.append(change.status)
+        observations.append(change.status)
         await runtime.sweep()
-    assert (seen[0], seen[-1]) == ("queued", "completed")
+    assert (observations[0], observations[-1]) == ("queued", "completed")

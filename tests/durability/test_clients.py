@@ -176,9 +176,9 @@ async def test_a_restart_keeps_the_inbox(store: MemoryStore, clock: TestClock) -
     await runtime.cancel("run")
     await runtime.trigger(listen, run_id="run", if_exists="restart_if_over")
     assert [message.name for message in await store.inbox("run")] == ["other"]
-    done = (await runtime.signal("run", "told", 1)).run
-    assert done is not None
-    assert done.output == 1
+    stored_run = (await runtime.signal("run", "told", 1)).run
+    assert stored_run is not None
+    assert stored_run.output == 1
 
 
 async def test_a_runtime_drives_what_it_restarts(store: MemoryStore, clock: TestClock) -> None:
@@ -270,7 +270,7 @@ async def test_a_thousand_waiting_callers_share_few_store_calls(
     assert verbs["summaries"] < 10
 
 
-async def test_pauses_between_looks_grow_to_a_second(store: MemoryStore, clock: TestClock) -> None:
+async def test_pauses_between_polls_grow_to_a_second(store: MemoryStore, clock: TestClock) -> None:
     counted = FaultyStore(store)
     client = Client(counted, clock=clock)
     run = await client.trigger("pay", 1)
@@ -283,7 +283,9 @@ async def test_pauses_between_looks_grow_to_a_second(store: MemoryStore, clock: 
     waiting.cancel()
 
 
-async def test_a_new_caller_does_not_hurry_the_others(store: MemoryStore, clock: TestClock) -> None:
+async def test_a_new_caller_does_not_make_others_poll_sooner(
+    store: MemoryStore, clock: TestClock
+) -> None:
     """Each run has its own pauses; one that is due soon joins a look at another."""
     counted = FaultyStore(store)
     client = Client(counted, clock=clock)
@@ -352,7 +354,9 @@ async def test_a_broken_store_is_an_error(store: MemoryStore, clock: TestClock) 
         await Client(broken, clock=clock).result("run")
 
 
-async def test_a_run_that_is_deleted_is_missed(store: MemoryStore, clock: TestClock) -> None:
+async def test_waiting_for_a_run_that_is_deleted_raises(
+    store: MemoryStore, clock: TestClock
+) -> None:
     client = Client(store, clock=clock)
     run = await client.trigger("pay", 1)
     waiting = asyncio.ensure_future(client.result(run))
@@ -416,7 +420,7 @@ class Slow(FaultyStore):
         return answer
 
 
-async def test_a_run_that_ends_during_a_look_is_seen_at_once(
+async def test_a_run_that_ends_during_a_poll_is_seen_at_once(
     store: MemoryStore, clock: TestClock
 ) -> None:
     """The answer that was on its way is older than the end of the run."""

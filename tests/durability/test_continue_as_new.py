@@ -55,21 +55,21 @@ async def test_a_repeated_trigger_finds_the_run(make_runtime: MakeRuntime) -> No
 
 async def test_nothing_after_the_call_runs(make_runtime: MakeRuntime) -> None:
     """Handlers of exceptions do not see it; `finally` runs, as at a suspension."""
-    seen: list[str] = []
+    observations: list[str] = []
 
     @workflow("once")
     async def once(step: Step, again: bool) -> None:
         try:
             if again:
                 await step.continue_as_new(False)
-                seen.append("after")
+                observations.append("after")
         except Exception:  # noqa: BLE001  # that is the point
-            seen.append("handler")
+            observations.append("handler")
         finally:
-            seen.append("finally")
+            observations.append("finally")
 
     await make_runtime(once).trigger(once, True)
-    assert seen == ["finally", "finally"]
+    assert observations == ["finally", "finally"]
 
 
 async def test_idempotency_keys_belong_to_a_generation(make_runtime: MakeRuntime) -> None:
@@ -141,7 +141,7 @@ async def test_every_crash_leaves_the_same_outcome() -> None:
 async def test_a_run_that_continues_is_cancelled_and_drained_like_any_other(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    """It never ends by itself."""
+    """Such a run never ends on its own."""
 
     @workflow("forever")
     async def forever(step: Step, n: int) -> None:
@@ -174,18 +174,18 @@ async def test_the_payload_is_checked_where_it_is_passed(make_runtime: MakeRunti
 
 
 async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) -> None:
-    """It is not cut off, and it begins no other."""
-    done: list[str] = []
+    """It is not interrupted, and the branch begins no other step."""
+    finished_steps: list[str] = []
 
     @workflow("busy")
     async def busy(step: Step, again: bool) -> None:
         async def slow() -> None:
             await asyncio.sleep(0.01)
-            done.append("slow")
+            finished_steps.append("slow")
 
         async def branch() -> None:
             await step("slow", slow)
-            await step("next", lambda: done.append("next"))
+            await step("next", lambda: finished_steps.append("next"))
 
         if again:
             working = asyncio.create_task(branch())
@@ -194,7 +194,7 @@ async def test_a_step_of_another_branch_ends_first(make_runtime: MakeRuntime) ->
             await working
 
     run = await make_runtime(busy).trigger(busy, True)
-    assert (run.status, done) == ("completed", ["slow"])
+    assert (run.status, finished_steps) == ("completed", ["slow"])
 
 
 async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) -> None:
@@ -202,18 +202,18 @@ async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) ->
     path = tmp_path / "bank.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE moves (n INTEGER)")
-    written = asyncio.Event()
+    has_written = asyncio.Event()
 
     async def move(connection: Any) -> None:
         await connection.execute("INSERT INTO moves VALUES (1)")
-        written.set()
+        has_written.set()
         await asyncio.sleep(0.05)
 
     @workflow("money")
     async def money(step: Step, again: bool) -> str:
         if again:
             working = asyncio.create_task(step.transaction("move", move))
-            await written.wait()
+            await has_written.wait()
             await step.continue_as_new(False)
             await working
         return "done"
@@ -226,7 +226,7 @@ async def test_a_transaction_of_another_branch_is_rolled_back(tmp_path: Path) ->
 
 
 class PausedLoads(MemoryStore):
-    """A store that does not answer about the run `child` before it may."""
+    """A store that delays its answers about the run `child`."""
 
     def __init__(self) -> None:
         super().__init__()

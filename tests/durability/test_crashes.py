@@ -343,15 +343,15 @@ async def test_comparing_the_shape_finds_other_steps() -> None:
 
 async def test_a_function_can_compare_both_runs() -> None:
     """Its error is reported with the crash."""
-    seen: list[tuple[object, object]] = []
+    observations: list[tuple[object, object]] = []
 
     def compare(clean: Run, survived: Run) -> None:
-        seen.append((clean.output, survived.output))
+        observations.append((clean.output, survived.output))
         assert clean.output == survived.output, "another stamp"
 
     with pytest.raises(CrashFound, match=r"after a crash before store call 1 .*: another stamp"):
         await explore_crashes(stamped, compare=compare)
-    assert len(seen) == 1
+    assert len(observations) == 1
 
 
 async def test_an_unknown_comparison_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Deadlines: a run that has not ended by then fails, wherever it is."""
+"""Deadlines: a run that has not ended in time fails, whatever it is doing."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ async def slow_import(step: Step) -> str:
 async def test_a_suspended_run_fails_at_its_deadline(
     make_runtime: MakeRuntime, clock: TestClock
 ) -> None:
-    """It wakes for that, although what it waits for comes later."""
+    """It wakes up for that, although its own wait ends later."""
     run = await make_runtime(slow_import).trigger(slow_import)
     assert run.deadline == clock.now() + timedelta(hours=1)
     await clock.advance("59m")
@@ -99,18 +99,18 @@ async def test_a_deadline_that_passed_in_the_queue_fails_the_run(
     store: MemoryStore, clock: TestClock
 ) -> None:
     """No step begins."""
-    begun: list[str] = []
+    starts: list[str] = []
 
     @workflow("late")
     async def late(step: Step) -> None:
-        await step("begin", begun.append, "begun")
+        await step("begin", starts.append, "begun")
 
     runtime = Runtime(store, workflows=[late], clock=clock)
     soon = clock.now() + timedelta(minutes=1)
     await runtime.trigger(late, wait=False, deadline=soon)
     await clock.advance("1h")
     (run,) = await runtime.sweep()
-    assert (run.status, begun) == ("failed", [])
+    assert (run.status, starts) == ("failed", [])
 
 
 async def test_a_retry_gets_a_new_deadline(make_runtime: MakeRuntime, clock: TestClock) -> None:

@@ -79,7 +79,7 @@ def run(store: MemoryStore, clock: TestClock) -> Callable[..., Awaitable[Any]]:
 Run = Callable[..., Awaitable[Any]]
 
 
-async def begun(clock: TestClock) -> None:
+async def run_tasks(clock: TestClock) -> None:
     """Let tasks run as far as they currently can."""
     await clock.advance(0)
 
@@ -164,43 +164,43 @@ async def test_metadata_is_stored_with_version_and_input(
 
 async def test_events_are_emitted_for_every_step_and_its_record(run: Run, shop: Shop) -> None:
     """Each step starts, is durable, and is complete, in this order."""
-    seen: list[Any] = []
-    await run(shop.checkout, on_event=seen.append)
-    types = [event.type for event in seen if getattr(event, "step", "charge") == "charge"]
+    events: list[Any] = []
+    await run(shop.checkout, on_event=events.append)
+    types = [event.type for event in events if getattr(event, "step", "charge") == "charge"]
     assert types == [
         "workflow_start", "step_start", "persist_success", "step_success", "step_complete",
         "workflow_success",
     ]  # fmt: skip
-    assert all(event.run_id == "order" for event in seen)
+    assert all(event.run_id == "order" for event in events)
 
 
 async def test_async_listeners_are_awaited_before_the_run_returns(
     run: Run, shop: Shop, clock: TestClock
 ) -> None:
-    seen: list[str] = []
+    observations: list[str] = []
 
     async def listen(event: Any) -> None:
         await asyncio.sleep(0.01)
-        seen.append(event.type)
+        observations.append(event.type)
 
     await run(shop.checkout, on_event=listen)
-    assert seen[-1] == "workflow_success"
+    assert observations[-1] == "workflow_success"
 
 
 async def test_a_record_that_cannot_be_written_ends_the_run(
     store: MemoryStore, shop: Shop, clock: TestClock
 ) -> None:
     """The function does not continue without durability: the second step never runs."""
-    seen: list[Any] = []
+    events: list[Any] = []
     faulty = FaultyStore(store, fail_at=1, verbs={"append"}, error=StoreError)
     result: Any = await durable.run(
-        {}, shop.checkout, id="order", store=faulty, clock=clock, on_event=seen.append
+        {}, shop.checkout, id="order", store=faulty, clock=clock, on_event=events.append
     )
     assert isinstance(result.error, StoreError)
     assert shop.ran == ["reserve"]
-    errors = [event for event in seen if isinstance(event, PersistError)]
+    errors = [event for event in events if isinstance(event, PersistError)]
     assert [(event.key, type(event.error)) for event in errors] == [("reserve", StoreError)]
-    assert not [event for event in seen if isinstance(event, PersistSuccess)]
+    assert not [event for event in events if isinstance(event, PersistSuccess)]
 
 
 async def test_a_run_stopped_by_its_store_can_be_continued_at_once(
@@ -222,7 +222,7 @@ async def test_the_lease_is_renewed_while_the_run_is_executed(
     running = asyncio.ensure_future(
         run(lambda_step(lambda: clock.sleep(MINUTE * 10)), lease_ttl=MINUTE)
     )
-    await begun(clock)
+    await run_tasks(clock)
     for _ in range(9):
         await clock.advance(MINUTE)
         (answer,) = await store.acquire([LeaseRequest("order", "other", MINUTE)])
@@ -243,7 +243,7 @@ def lambda_step(work: Callable[[], Any]) -> Callable[[Step], Awaitable[Any]]:
 async def test_a_run_that_is_running_in_this_process_is_refused(run: Run, clock: TestClock) -> None:
     """The error says where the first call runs."""
     running = asyncio.ensure_future(run(lambda_step(lambda: clock.sleep(5))))
-    await begun(clock)
+    await run_tasks(clock)
     refused = await run(lambda_step(lambda: None))
     assert isinstance(refused.error, AlreadyRunning)
     assert refused.error.where == "here"
@@ -274,7 +274,9 @@ async def test_a_call_waits_until_a_lease_expires(
     assert "owner 'other'" in line
 
 
-async def test_a_call_waits_only_so_long(run: Run, store: MemoryStore, clock: TestClock) -> None:
+async def test_a_call_waits_for_a_limited_time(
+    run: Run, store: MemoryStore, clock: TestClock
+) -> None:
     await store.acquire([LeaseRequest("order", "other", MINUTE, create=OWNED)])
     waiting = asyncio.ensure_future(run(lambda_step(lambda: None), wait="10s"))
     await clock.advance("9s")
@@ -286,7 +288,7 @@ async def test_a_call_waits_only_so_long(run: Run, store: MemoryStore, clock: Te
 async def test_one_id_on_two_stores_is_two_runs(run: Run, shop: Shop, clock: TestClock) -> None:
     """A running run is identified by store and id."""
     running = asyncio.ensure_future(run(lambda_step(lambda: clock.sleep(5))))
-    await begun(clock)
+    await run_tasks(clock)
     assert (await run(shop.checkout, store=MemoryStore(clock=clock))).ok
     await clock.advance(5)
     assert (await running).ok
@@ -303,7 +305,7 @@ async def test_allow_concurrent_takes_the_run_over(run: Run, clock: TestClock) -
         await step("last", lambda: effects.append("last"))
 
     first = asyncio.ensure_future(run(body, allow_concurrent=True))
-    await begun(clock)
+    await run_tasks(clock)
     second = asyncio.ensure_future(run(body, allow_concurrent=True))
     await clock.advance(5)
     lost, done = await asyncio.gather(first, second)
@@ -323,7 +325,7 @@ async def test_an_owner_that_lost_its_lease_stops(
         reached.append("after")
 
     running = asyncio.ensure_future(run(body))
-    await begun(clock)
+    await run_tasks(clock)
     await store.save("order", await stored_snapshot(store))
     await clock.advance(11)
     assert isinstance((await running).error, LeaseLost)
@@ -521,7 +523,7 @@ async def test_cancelling_the_task_keeps_the_state_and_releases_the_lease(
         return await step("charge", shop.charge, item)
 
     running = asyncio.ensure_future(run(body))
-    await begun(clock)
+    await run_tasks(clock)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -543,7 +545,7 @@ async def test_a_function_that_swallows_its_cancellation_starts_no_further_step(
         return await step("charge", shop.charge, "x")
 
     running = asyncio.ensure_future(run(stubborn))
-    await begun(clock)
+    await run_tasks(clock)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -597,7 +599,7 @@ async def test_a_sleep_keeps_its_deadline_across_a_crash(
 
     options: Any = {"id": "order", "store": store, "clock": clock}
     running = asyncio.ensure_future(durable.run({}, body, **options))
-    await begun(clock)
+    await run_tasks(clock)
     await clock.advance("50m")
     running.cancel()
     await asyncio.wait([running])
@@ -613,7 +615,7 @@ async def test_an_event_wakes_a_waiting_run(run: Run, store: MemoryStore, clock:
         return await step.wait_for_event("approval", "approved", timeout="3d")
 
     running = asyncio.ensure_future(run(body))
-    await begun(clock)
+    await run_tasks(clock)
     await send_one(store, "order", "approved", b'{"by":"ana"}')
     await clock.advance(2)
     assert await running == Ok({"by": "ana"})
@@ -638,7 +640,7 @@ async def test_a_run_succeeds_even_if_deleting_it_fails(
             {}, lambda_step(lambda: clock.sleep(3600)), id="beside", store=faulty, clock=clock
         )
     )
-    await begun(clock)
+    await run_tasks(clock)
     done = await durable.run({}, shop.checkout, id="order", store=faulty, clock=clock)
     assert done == Ok("paid item-7")
     assert "could not be deleted" in caplog.text
@@ -661,7 +663,7 @@ async def test_a_failure_that_cannot_be_stored_releases_the_run(
             {}, lambda_step(lambda: clock.sleep(3600)), id="beside", store=faulty, clock=clock
         )
     )
-    await begun(clock)
+    await run_tasks(clock)
     result: Any = await durable.run({}, shop.checkout, id="order", store=faulty, clock=clock)
     assert isinstance(result.error, StoreError)
     again: Any = await durable.run({}, shop.checkout, id="order", store=store, clock=clock)
@@ -713,13 +715,13 @@ async def test_a_run_survives_a_crash_at_any_store_call(
     for call in range(1, 100):
         shop, store = Shop(), MemoryStore(clock=clock)
         dying = FaultyStore(store, fail_at=call, how=how, error=StoreError, stays_down=True)
-        given: Any = {"id": "order", "clock": clock, **options}
-        crashed = await durable.run({}, shop.checkout, store=dying, **given)
+        arguments: Any = {"id": "order", "clock": clock, **options}
+        crashed = await durable.run({}, shop.checkout, store=dying, **arguments)
         if not dying.failed:
             break
         if not crashed.ok:
             await clock.advance(MINUTE)
-            again = await durable.run({}, shop.checkout, store=store, **given)
+            again = await durable.run({}, shop.checkout, store=store, **arguments)
             assert again == Ok("paid item-7")
         assert len(shop.ran) <= 3
     assert call > 4

@@ -84,18 +84,18 @@ async def test_five_methods_are_enough(five: Any) -> None:
 
 async def test_every_step_is_saved_before_the_next_begins(five: Any) -> None:
     """After a crash at any point, finished steps are in the store."""
-    seen: list[list[str]] = []
+    observations: list[list[str]] = []
 
     async def look() -> None:
         snapshot = await five.load("order")
-        seen.append(list(snapshot["steps"]))
+        observations.append(list(snapshot["steps"]))
 
     async def body(step: Step) -> None:
         for n in range(3):
             await step(f"step {n}", look)
 
     await durable.run({}, body, id="order", store=five)
-    assert seen == [[], ["step 0"], ["step 0", "step 1"]]
+    assert observations == [[], ["step 0"], ["step 0", "step 1"]]
 
 
 async def test_parallel_steps_share_saves_and_lose_none(five: Any) -> None:
@@ -201,8 +201,8 @@ async def test_delete_states(any_store: Any) -> None:
         await failed_run(f"order-{n}", any_store)
     delete = [f"order-{n}" for n in range(20)]
     assert await durable.delete_states(any_store, [*delete, "unknown"], concurrency=3) == {}
-    left = {line.id for line in await durable.list_pending(any_store)}
-    assert left == {f"order-{n}" for n in range(20, 25)}
+    pending_ids = {line.id for line in await durable.list_pending(any_store)}
+    assert pending_ids == {f"order-{n}" for n in range(20, 25)}
 
 
 async def test_delete_states_returns_the_errors() -> None:

@@ -148,13 +148,15 @@ async def test_a_cancel_that_arrives_while_a_run_is_suspended_is_seen(
 ) -> None:
     """The owner suspends the run without having read the message; the run is then due at once."""
     canceller = make()
-    asked: list[asyncio.Future[Any]] = []
+    cancellations: list[asyncio.Future[Any]] = []
 
     class Resting(FaultyStore):
         async def append(self, entries: Any, /) -> Any:
-            if entries[0].rest is not None and not asked:
-                asked.append(asyncio.ensure_future(canceller.cancel("run", reason="enough")))
-                await asked[0]
+            if entries[0].rest is not None and not cancellations:
+                cancellations.append(
+                    asyncio.ensure_future(canceller.cancel("run", reason="enough"))
+                )
+                await cancellations[0]
             return await self._pass("append", entries)
 
     run = await make(Resting(store)).trigger(napping, run_id="run")

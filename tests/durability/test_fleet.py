@@ -1,4 +1,4 @@
-"""Workers in other processes: seen, lost, drained and told what to leave alone."""
+"""Workers in other processes: listed, reported as lost, drained, and paused for a workflow."""
 
 import asyncio
 import os
@@ -61,12 +61,12 @@ async def test_a_killed_worker_is_lost_and_a_stopped_one_is_not(
     store: SqliteStore, url: str, path: Path
 ) -> None:
     with worker_process(url) as killed:
-        lost = await only_worker(store)
+        lost_worker = await only_worker(store)
         os.kill(killed.pid or 0, signal.SIGKILL)
         await asyncio.to_thread(killed.join)
         async with sqlite(path, clock=AMinuteLater()) as later:
             [worker] = await Insights(later, clock=AMinuteLater()).workers()
-    assert (worker.id, worker.state, worker.pid) == (lost.id, "lost", lost.pid)
+    assert (worker.id, worker.state, worker.pid) == (lost_worker.id, "lost", lost_worker.pid)
     with worker_process(url) as stopped:
         await until_seen(store, stopped.pid)
         stopped.terminate()
@@ -93,7 +93,7 @@ async def test_a_switch_drains_a_worker_of_another_process(store: SqliteStore, u
 
 
 @pytest.mark.slow
-async def test_a_workflow_that_is_paused_here_is_left_alone_there(
+async def test_a_workflow_paused_in_one_process_is_not_claimed_in_another(
     store: SqliteStore, url: str, tmp_path: Path
 ) -> None:
     """Until it is resumed; then its runs continue."""

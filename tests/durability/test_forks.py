@@ -41,31 +41,33 @@ async def fail(name: str) -> None:
 
 
 async def execute(step: Step, program: Program) -> list[Any]:
-    seen: list[Any] = []
+    observations: list[Any] = []
     for number, (kind, what) in enumerate(program):
         match kind:
             case "step":
-                seen.append(await step(what, work, what, number))
+                observations.append(await step(what, work, what, number))
             case "fails":
                 try:
                     await step(what, fail, what)
                 except ValueError as error:
-                    seen.append(str(error))
+                    observations.append(str(error))
             case "sleep":
                 await step.sleep(f"sleep-{what}", "1 day")
             case "event":
-                seen.append(await step.wait_for_event(f"wait-{what}", "go", timeout="2 days"))
+                observations.append(
+                    await step.wait_for_event(f"wait-{what}", "go", timeout="2 days")
+                )
             case "uuid":
-                seen.append(await step("uuid", work, str(step.uuid()), number))
+                observations.append(await step("uuid", work, str(step.uuid()), number))
             case "gather":
-                seen.append(await asyncio.gather(*(execute(step, body) for body in what)))
+                observations.append(await asyncio.gather(*(execute(step, body) for body in what)))
             case "all":
-                seen.append(list(await step.all(*(execute(step, body) for body in what))))
+                observations.append(list(await step.all(*(execute(step, body) for body in what))))
             case "race":
                 first, *rest = what
                 losers = [step.sleep(f"never-{n}", "900 days") for n, _ in enumerate(rest)]
-                seen.append((await step.race("race", execute(step, first), *losers))[1])
-    return seen
+                observations.append((await step.race("race", execute(step, first), *losers))[1])
+    return observations
 
 
 @workflow("random")

@@ -1,4 +1,4 @@
-"""Later code replays what earlier code has stored, and says if it cannot."""
+"""Later code replays runs that earlier code has stored, or reports why it cannot."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Nothing is seen before it is durable, and nothing is done twice, in programs of every shape.
 
-Each test is a program that once violated a law.
+Each test is a program that violated a law of the engine during development.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ async def debit(transaction: Any, name: str) -> None:
 async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
     """A call that was cancelled during its write does not make the next call return too early."""
     store = SlowStore()
-    seen: list[tuple[str, list[str]]] = []
+    observations: list[tuple[str, list[str]]] = []
 
     @workflow("w")
     async def w(step: Step) -> None:
@@ -77,10 +77,12 @@ async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
             async with asyncio.timeout(0.03):
                 await step("pay", lambda: "paid", key="pay")
         except TimeoutError:
-            seen.append((await step("pay", lambda: "again", key="pay"), list(store.durable)))
+            observations.append(
+                (await step("pay", lambda: "again", key="pay"), list(store.durable))
+            )
 
     assert (await Runtime(store, workflows=[w]).trigger(w)).status == "completed"
-    assert seen == [("paid", ["pay"])]
+    assert observations == [("paid", ["pay"])]
 
 
 async def test_a_broken_run_raises_no_failure_that_is_not_recorded() -> None:
@@ -90,7 +92,7 @@ async def test_a_broken_run_raises_no_failure_that_is_not_recorded() -> None:
         async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
             raise StoreError("refused")
 
-    seen: list[BaseException] = []
+    observations: list[BaseException] = []
     failing = asyncio.Event()
 
     @workflow("w")
@@ -105,14 +107,14 @@ async def test_a_broken_run_raises_no_failure_that_is_not_recorded() -> None:
             try:
                 await step("pay", pay)
             except Exception as error:
-                seen.append(error)
+                observations.append(error)
                 raise
 
         await asyncio.gather(branch(), step("other", failing.set))
 
     with pytest.raises(StoreError, match="refused"):
         await Runtime(Refusing(), workflows=[w]).trigger(w)
-    assert [str(error) for error in seen] == ["refused"]
+    assert [str(error) for error in observations] == ["refused"]
 
 
 async def test_a_broken_run_is_not_suspended_over_a_committed_transaction(
@@ -142,10 +144,10 @@ async def test_a_run_is_not_suspended_during_a_transaction(
 ) -> None:
     """This holds whatever the function of the transaction awaits."""
     store, committed = debits
-    begun: list[str] = []
+    starts: list[str] = []
 
     async def slow(transaction: Any) -> None:
-        begun.append(how)
+        starts.append(how)
         await debit(transaction, "ana")
         match how:
             case "wait_for":
@@ -162,7 +164,7 @@ async def test_a_run_is_not_suspended_during_a_transaction(
 
     run = await Runtime(store, workflows=[pay], suspend_after=0.05).trigger(pay)
     assert (run.status, [step.key for step in run.history]) == ("suspended", ["debit"])
-    assert (begun, committed()) == ([how], ["ana"])
+    assert (starts, committed()) == ([how], ["ana"])
 
 
 async def test_parallel_transactions_of_one_id_have_a_record_each(
@@ -332,17 +334,17 @@ async def test_a_retry_runs_the_step_that_made_a_race_fail(form: str) -> None:
 @pytest.mark.parametrize("where", ["in the handler", "after it"])
 async def test_a_handled_failure_is_not_run_again(where: str) -> None:
     """The function has already acted on it, and that is recorded."""
-    done: list[str] = []
+    executed_steps: list[str] = []
     bug = True
 
     @workflow("w")
     async def w(step: Step) -> str:
         async def card() -> None:
-            done.append("card")
+            executed_steps.append("card")
             raise ValueError("declined")
 
         async def invoice() -> None:
-            done.append("invoice")
+            executed_steps.append("invoice")
             if bug and where == "in the handler":
                 raise RuntimeError("no printer")
 
@@ -358,7 +360,7 @@ async def test_a_handled_failure_is_not_run_again(where: str) -> None:
     assert (await runtime.trigger(w, run_id="r")).status == "failed"
     bug = False
     assert (await runtime.retry("r")).output == "done"
-    assert done.count("card") == 1
+    assert executed_steps.count("card") == 1
 
 
 async def _named(step: Step, event: str) -> object:
@@ -606,11 +608,11 @@ async def _event(*work: Work) -> None:
 async def _queue(*work: Work) -> None:
     queue: asyncio.Queue[None] = asyncio.Queue()
 
-    async def put(each: Work) -> None:
+    async def work_and_put(each: Work) -> None:
         await each()
         await queue.put(None)
 
-    tasks = [asyncio.create_task(put(each)) for each in work]
+    tasks = [asyncio.create_task(work_and_put(each)) for each in work]
     for _ in tasks:
         await queue.get()
 

@@ -1,4 +1,4 @@
-"""What a log of leases says about a limit: it must be able to say that the limit is broken."""
+"""The checks on a log of leases: they must detect a limit that is exceeded."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def held(permit: str, begin: float, expires: float, *, returned: float | None = None) -> Held:
+def held_lease(permit: str, begin: float, expires: float, *, returned: float | None = None) -> Held:
     given_up = None if returned is None else at(returned)
     return Held(permit, 1, 1, at(begin), at(expires), given_up, returned is not None)
 
@@ -49,28 +49,28 @@ async def test_the_log_has_the_leases_of_permits_alone(tmp_path: Path) -> None:
 
 
 def test_a_lease_lasts_until_it_is_given_up_or_expires() -> None:
-    assert held("a", 0, 1).end == at(1)
-    assert held("a", 0, 1, returned=0.5).end == at(0.5)
-    assert held("a", 0, 1, returned=1.5).end == at(1)
+    assert held_lease("a", 0, 1).end == at(1)
+    assert held_lease("a", 0, 1, returned=0.5).end == at(0.5)
+    assert held_lease("a", 0, 1, returned=1.5).end == at(1)
 
 
-def test_a_slot_of_a_dead_worker_is_gone_since_its_last_renewal() -> None:
-    leases = [held("a", 0, 3), held("a", 3.4, 5, returned=5)]
+def test_a_slot_of_a_dead_worker_is_unavailable_since_its_last_renewal() -> None:
+    leases = [held_lease("a", 0, 3), held_lease("a", 3.4, 5, returned=5)]
     assert longest_until_back(leases, TTL, at(5)) == timedelta(seconds=1.4)
 
 
-def test_a_slot_that_never_comes_back_is_gone_until_the_end() -> None:
-    assert longest_until_back([held("a", 0, 1)], TTL, at(60)) == timedelta(seconds=60)
+def test_a_slot_that_is_never_granted_again_is_unavailable_until_the_end() -> None:
+    assert longest_until_back([held_lease("a", 0, 1)], TTL, at(60)) == timedelta(seconds=60)
 
 
 def test_a_slot_may_have_been_with_a_process_that_died_during_a_call() -> None:
-    leases = [held("a", 0, 1), held("a", 3, 5, returned=5)]
+    leases = [held_lease("a", 0, 1), held_lease("a", 3, 5, returned=5)]
     assert longest_until_back(leases, TTL, at(5), [at(1.8)]) == timedelta(seconds=1.2)
     assert longest_until_back(leases, TTL, at(5), [at(4)]) == timedelta(seconds=3)
 
 
-def test_a_slot_that_was_returned_was_not_gone() -> None:
-    leases = [held("a", 0, 1, returned=0.5), held("a", 30, 31, returned=30.5)]
+def test_a_slot_that_was_returned_was_not_unavailable() -> None:
+    leases = [held_lease("a", 0, 1, returned=0.5), held_lease("a", 30, 31, returned=30.5)]
     assert longest_until_back(leases, TTL, at(60)) == timedelta(0)
 
 

@@ -68,10 +68,10 @@ async def test_a_wait_in_a_task_of_a_finally_block_is_logged_too(
 async def test_a_step_that_is_called_during_a_cancellation_is_logged(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
     async def work() -> None:
-        begun.set()
+        has_begun.set()
         await asyncio.sleep(60)
 
     @workflow("work")
@@ -83,7 +83,7 @@ async def test_a_step_that_is_called_during_a_cancellation_is_logged(
 
     runtime = Runtime(store, workflows=[working])
     running = asyncio.ensure_future(runtime.trigger(working, run_id="r"))
-    await begun.wait()
+    await has_begun.wait()
     await runtime.cancel("r", reason="too late")
     assert (await running).status == "cancelled"
     [message] = warnings_in(caplog, "being unwound")
@@ -91,7 +91,7 @@ async def test_a_step_that_is_called_during_a_cancellation_is_logged(
     assert "too late" in message
 
 
-async def test_a_branch_that_has_not_been_told_to_stop_is_not_blamed(
+async def test_a_branch_that_is_not_cancelled_yet_causes_no_warning(
     store: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may call a step between the cancellation of the run and its own."""
@@ -142,10 +142,10 @@ async def test_a_worker_counts_how_its_runs_ended(store: MemoryStore) -> None:
 
 
 async def test_a_worker_counts_cancelled_runs(store: MemoryStore) -> None:
-    begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
     async def work() -> None:
-        begun.set()
+        has_begun.set()
         await asyncio.sleep(60)
 
     @workflow("work")
@@ -155,7 +155,7 @@ async def test_a_worker_counts_cancelled_runs(store: MemoryStore) -> None:
     runtime = Runtime(store, workflows=[working])
     async with Worker(runtime, poll=0.01) as worker:
         await runtime.trigger(working, run_id="r", wait=False)
-        await begun.wait()
+        await has_begun.wait()
         await runtime.cancel("r")
         async with asyncio.timeout(5):
             while not worker.counters.finished:

@@ -300,7 +300,7 @@ class TestSqlite:
     def store(self, tmp_path: Path) -> SqliteStore:
         return sqlite(tmp_path / "runs.db")
 
-    async def test_a_look_at_a_locked_file_is_made_up_for(
+    async def test_a_poll_of_a_locked_file_is_repeated(
         self, store: SqliteStore, tmp_path: Path
     ) -> None:
         """SQLite locks readers out for a moment, for example while it recovers a log."""
@@ -314,7 +314,7 @@ class TestSqlite:
                 assert watch.look() is is_new
             connection.close()
 
-    async def test_a_look_reads_due_runs_only(self, store: SqliteStore, tmp_path: Path) -> None:
+    async def test_a_poll_reads_only_due_runs(self, store: SqliteStore, tmp_path: Path) -> None:
         """By an index: it is done up to 50 times a second."""
         async with store:
             await store.load("run")

@@ -1,4 +1,4 @@
-"""What a run does to other runs: only its owner does it, and it has its effect once."""
+"""What a run does to other runs: only its owner does it, and it takes effect once."""
 
 from collections import Counter
 from pathlib import Path

@@ -20,24 +20,24 @@ from perdure.testing import TestClock, explore_crashes
 MakeRuntime = Callable[..., Runtime]
 
 
-async def done(value: object = None) -> object:
+async def return_value(value: object = None) -> object:
     return value
 
 
 @workflow("order")
 async def order_before(step: Step) -> str:
-    await step("reserve", done)
+    await step("reserve", return_value)
     await step.wait_for_event("paid", "paid")
     return "old"
 
 
 @workflow("order")
 async def order(step: Step) -> str:
-    await step("reserve", done)
+    await step("reserve", return_value)
     if is_new := step.patched("check"):
-        await step("check", done)
+        await step("check", return_value)
     await step.wait_for_event("paid", "paid")
-    await step("ship", done)
+    await step("ship", return_value)
     assert step.patched("check") == is_new
     return "new" if is_new else "old"
 
@@ -61,9 +61,9 @@ async def test_there_is_one_answer_whatever_crashes(always_replay: bool) -> None
 @workflow("parallel")
 async def parallel(step: Step) -> list[bool]:
     async def part(name: str) -> bool:
-        await step(name, done)
+        await step(name, return_value)
         is_new = step.patched("check")
-        await step(f"{name} 2", done)
+        await step(f"{name} 2", return_value)
         assert step.patched("check") == is_new
         return is_new
 
@@ -86,12 +86,12 @@ async def test_an_answer_costs_no_write() -> None:
 
     @workflow("plain")
     async def plain(step: Step) -> None:
-        await step("a", done)
+        await step("a", return_value)
 
     @workflow("asks")
     async def asks(step: Step) -> None:
         step.patched("check")
-        await step("a", done)
+        await step("a", return_value)
         step.patched("again")
 
     stores = [Counting(), Counting()]
@@ -106,12 +106,12 @@ async def test_a_failure_that_is_retried_is_not_ahead(store: MemoryStore) -> Non
 
     @workflow("fix")
     async def before(step: Step) -> None:
-        await step("a", done)
+        await step("a", return_value)
         await step("b", fail)
 
     @workflow("fix")
     async def after(step: Step) -> str:
-        await step("a", done)
+        await step("a", return_value)
         if step.patched("fixed"):
             return "fixed"
         await step("b", fail)
@@ -145,8 +145,8 @@ async def _is_patched_after(before: Callable[[Step], Any], store: MemoryStore) -
 
 QUESTIONS: dict[str, Callable[[Step], Any]] = {
     "told": lambda step: step.approval("ask", "Go?", notify=_ignore),
-    "a gate": lambda step: step("work", done, approve=Gate("Go?", notify=_ignore)),
-    "a gate with a key": lambda step: step("work", done, key="k", approve="Go?"),
+    "a gate": lambda step: step("work", return_value, approve=Gate("Go?", notify=_ignore)),
+    "a gate with a key": lambda step: step("work", return_value, key="k", approve="Go?"),
 }
 
 
@@ -161,9 +161,9 @@ async def test_what_belongs_to_an_answered_question_is_not_ahead(
 async def test_there_is_one_answer_after_a_gate_whatever_crashes(always_replay: bool) -> None:
     @workflow("gated")
     async def gated(step: Step) -> bool:
-        await step("work", done, key="k", approve="Go?")
+        await step("work", return_value, key="k", approve="Go?")
         is_patched = step.patched("x")
-        await step("after", done)
+        await step("after", return_value)
         return is_patched
 
     answers = {"~approve:k": lambda client, wait: client.approve(wait.token)}
@@ -174,13 +174,13 @@ async def test_there_is_one_answer_after_a_gate_whatever_crashes(always_replay: 
 async def test_a_step_that_waits_for_its_approval_is_ahead(store: MemoryStore) -> None:
     @workflow("gated")
     async def before(step: Step) -> str:
-        await step("work", done, approve="Go?")
+        await step("work", return_value, approve="Go?")
         return "old"
 
     @workflow("gated")
     async def after(step: Step) -> str:
         is_new = step.patched("x")
-        await step("work", done, approve="Go?")
+        await step("work", return_value, approve="Go?")
         return "new" if is_new else "old"
 
     (wait,) = (await Runtime(store, workflows=[before]).trigger(before, run_id="r")).pending
@@ -224,13 +224,13 @@ async def _failed_after_false(runtime: Runtime, retried: Any) -> Snapshot:
 async def test_continue_as_new_forgets_the_answers(store: MemoryStore) -> None:
     @workflow("loop")
     async def before(step: Step, n: int) -> None:
-        await step("a", done)
+        await step("a", return_value)
         await step.wait_for_event("go", "go")
 
     @workflow("loop")
     async def after(step: Step, n: int) -> bool:
         is_new = step.patched("x")
-        await step("a", done)
+        await step("a", return_value)
         await step.wait_for_event("go", "go")
         if n:
             assert not is_new
@@ -248,17 +248,17 @@ async def test_continue_as_new_forgets_the_answers(store: MemoryStore) -> None:
 @workflow("rewound")
 async def rewound(step: Step) -> list[bool]:
     answers = [step.patched("first")]
-    await step("a", done)
-    await step("b", done)
+    await step("a", return_value)
+    await step("b", return_value)
     answers.append(step.patched("second"))
-    await step("c", done)
+    await step("c", return_value)
     return answers
 
 
 @workflow("rewound")
 async def rewound_before(step: Step) -> None:
     for name in ("a", "b", "c"):
-        await step(name, done)
+        await step(name, return_value)
     await step.wait_for_event("stop", "stop")
 
 
@@ -305,12 +305,12 @@ async def test_a_plain_durable_run_is_asked_the_same(store: MemoryStore) -> None
     answers: list[bool] = []
 
     async def before(step: Step) -> None:
-        await step("a", done)
+        await step("a", return_value)
         raise asyncio.CancelledError
 
     async def after(step: Step) -> bool:
         answers.append(step.patched("x"))
-        await step("a", done)
+        await step("a", return_value)
         return step.patched("y")
 
     with suppress(asyncio.CancelledError):
@@ -319,7 +319,7 @@ async def test_a_plain_durable_run_is_asked_the_same(store: MemoryStore) -> None
     assert (answers, result.unwrap()) == ([False], True)
 
 
-# A model of P2 over random programs.
+# A model of the answers over random programs.
 
 
 class Op(NamedTuple):

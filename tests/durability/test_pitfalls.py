@@ -370,11 +370,11 @@ async def test_list_matches_prefixes_exactly_and_pages_miss_no_run(any_store: An
     assert list(await any_store.list(limit=0)) == []
     newest = [line.id for line in await any_store.list(limit=2)]
     assert newest == ["p11", "p10"]
-    page, seen = await any_store.list(prefix="p", limit=5), []
+    page, observations = await any_store.list(prefix="p", limit=5), []
     while page:
-        seen += [line.id for line in page]
+        observations += [line.id for line in page]
         page = await any_store.list(prefix="p", limit=5, after=page[-1].cursor)
-    assert seen == [f"p{n}" for n in reversed(range(12))]
+    assert observations == [f"p{n}" for n in reversed(range(12))]
 
 
 async def test_times_are_in_utc(any_store: Any) -> None:
@@ -473,8 +473,8 @@ async def test_caches_evict_the_least_recently_used_and_keys_do_not_collide(tmp_
     for key in ("a/b", "a:b", "a_b", "A_B"):
         await files.set(key, {"ok": True, "value": key})
     for key in ("a/b", "a:b", "a_b", "A_B"):
-        found: Any = await FileCache(tmp_path).get(key)
-        assert found["value"] == key
+        stored_record: Any = await FileCache(tmp_path).get(key)
+        assert stored_record["value"] == key
 
 
 async def test_closing_keeps_the_callers_client_open_and_clearing_keeps_other_prefixes() -> None:
@@ -498,11 +498,11 @@ def test_merging_keeps_the_workflow_name_and_validation_checks_every_part() -> N
 
 async def test_listeners_are_awaited_and_notified_of_a_cancellation() -> None:
     """No event is pending when the run is over."""
-    seen: list[str] = []
+    observations: list[str] = []
 
     async def listen(event: Any) -> None:
         await asyncio.sleep(0)
-        seen.append(event.type)
+        observations.append(event.type)
 
     async def body(step: Step) -> None:
         await step("long", lambda: asyncio.sleep(60))
@@ -513,7 +513,7 @@ async def test_listeners_are_awaited_and_notified_of_a_cancellation() -> None:
     running.cancel()
     await asyncio.wait([running])
     await asyncio.sleep(0.01)
-    assert seen[-1] == "workflow_cancelled"
+    assert observations[-1] == "workflow_cancelled"
 
 
 async def test_sleeps_and_waits_survive_the_process() -> None:

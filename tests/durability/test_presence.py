@@ -1,4 +1,4 @@
-"""A worker shows what it does, obeys its switches, and is disturbed by neither."""
+"""A worker reports what it does and obeys its switches, and neither disturbs its runs."""
 
 import asyncio
 import logging
@@ -72,11 +72,11 @@ async def test_a_worker_is_seen_at_once_and_until_it_stops(
 ) -> None:
     async with Worker(make(quick), concurrency=7) as worker:
         await clock.advance(0)
-        seen = await the_worker(store)
+        row = await the_worker(store)
         await clock.advance("10 minutes")
         again = await the_worker(store)
-    assert (seen.id, seen.slots, seen.draining) == (worker.id, 7, False)
-    assert [each.workflow for each in seen.workflows] == ["quick"]
+    assert (row.id, row.slots, row.draining) == (worker.id, 7, False)
+    assert [each.workflow for each in row.workflows] == ["quick"]
     assert clock.now() - again.seen_at <= timedelta(seconds=10)
     assert await read_workers(store) == []
 

@@ -350,17 +350,17 @@ async def test_a_run_that_was_created_by_name_keeps_to_the_limits(clock: TestClo
 
 @pytest.mark.parametrize("key", ["", "a/b", "~", "%2F", "'; --", "🙂" * 300, "x" * 512, "\0"])
 async def test_a_key_may_be_any_string(clock: TestClock, key: str) -> None:
-    done: list[str] = []
+    finished_keys: list[str] = []
     limited = Queue("emails", per_key=Limits(concurrency=1, rate=Rate(5, per="1m")))
 
     @workflow("send", queue=limited, key=lambda payload: payload)
     async def send(step: Step, payload: str) -> None:
-        done.append(payload)
+        finished_keys.append(payload)
 
     runtime = Runtime(MemoryStore(clock=clock), workflows=[send], clock=clock)
     await runtime.trigger_many(send, [key, key + "2"])
     await clock.run(Worker(runtime).run_until_idle())
-    assert sorted(done) == sorted([key, key + "2"])
+    assert sorted(finished_keys) == sorted([key, key + "2"])
 
 
 async def test_child_runs_are_in_the_queue_of_their_workflow(clock: TestClock) -> None:

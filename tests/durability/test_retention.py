@@ -28,7 +28,7 @@ DAY = timedelta(days=1)
 ALL: tuple[RunStatus, ...] = (*OVER, "queued", "waiting", "paused", "suspended")
 
 
-async def done(value: object = None) -> object:
+async def return_value(value: object = None) -> object:
     return value
 
 
@@ -39,7 +39,7 @@ async def decline() -> None:
 def keeping(keep: Any, name: str = "order", **options: Any) -> Any:
     @workflow(name, keep=keep, **options)
     async def order(step: Step, ends: str) -> str:
-        await step("reserve", done)
+        await step("reserve", return_value)
         if ends == "failed":
             await step("charge", decline)
         if ends == "waiting":
@@ -64,22 +64,27 @@ async def ids(store: Store, prefix: str = "") -> set[str]:
     return {run.id for run in await store.list(prefix=prefix, limit=1000)}
 
 
-async def test_each_status_has_its_time(store: MemoryStore, clock: TestClock) -> None:
+async def test_each_status_is_kept_for_its_own_time(store: MemoryStore, clock: TestClock) -> None:
     order = keeping(Keep(completed="2d", failed="4d"))
     runtime = runtime_of(store, order, clock=clock)
     for ends in ("completed", "failed", "waiting", "cancelled"):
         await runtime.trigger(order, "waiting" if ends == "cancelled" else ends, run_id=ends)
     await runtime.cancel("cancelled")
-    left: list[set[str]] = []
+    remaining_ids: list[set[str]] = []
     for _ in range(6):
         await clock.advance("1d")
         await maintain(runtime)
-        left.append(await ids(store))
-    kept = {"waiting", "cancelled"}
-    assert left == [*[{"completed", "failed", *kept}] * 2, *[{"failed", *kept}] * 2, kept, kept]
+        remaining_ids.append(await ids(store))
+    kept_ids = {"waiting", "cancelled"}
+    assert remaining_ids == [
+        *[{"completed", "failed", *kept_ids}] * 2,
+        *[{"failed", *kept_ids}] * 2,
+        kept_ids,
+        kept_ids,
+    ]
 
 
-async def test_workers_do_it_by_themselves() -> None:
+async def test_workers_remove_old_runs() -> None:
     """On a store whose clock the test moves, under a worker that runs in real time."""
     clock = TestClock()
     store = MemoryStore(clock=clock)
@@ -91,7 +96,7 @@ async def test_workers_do_it_by_themselves() -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_runtime_keeps_what_its_workflows_do_not_say(
+async def test_the_policy_of_a_runtime_applies_to_workflows_without_one(
     store: MemoryStore, clock: TestClock
 ) -> None:
     own, other = keeping(Keep(completed="9d"), "own"), keeping(None, "other")
@@ -171,7 +176,9 @@ async def cancelled_map(store: Any, clock: TestClock, run_id: str = "m") -> Runt
 
 
 @pytest.mark.parametrize("run_id", ["m", "a/1/b", "x" * 512, "ü'\"🎉"])
-async def test_a_run_takes_its_log_along(store: MemoryStore, clock: TestClock, run_id: str) -> None:
+async def test_the_log_of_a_run_is_removed_with_it(
+    store: MemoryStore, clock: TestClock, run_id: str
+) -> None:
     runtime = await cancelled_map(store, clock, run_id)
     await maintain(runtime)
     assert await ids(store, "~log:") == set()
@@ -186,7 +193,7 @@ async def test_the_log_of_a_run_that_is_kept_stays(store: MemoryStore, clock: Te
 
 
 @pytest.mark.parametrize("how", ["by hand", "by an operator", "by age"])
-async def test_a_run_that_is_deleted_takes_its_log_along(
+async def test_deleting_a_run_deletes_its_log(
     store: MemoryStore, clock: TestClock, how: str
 ) -> None:
     runtime = await cancelled_map(store, clock)
@@ -201,7 +208,7 @@ async def test_a_run_that_is_deleted_takes_its_log_along(
     assert "m" not in await ids(store)
 
 
-async def test_a_run_that_is_deleted_takes_many_logs_along(
+async def test_deleting_a_run_deletes_many_logs(
     store: MemoryStore, clock: TestClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "_PAGE", 2)
@@ -431,7 +438,7 @@ class TestDeployments:
             await maintain(runtime_of(store, keeping(Keep(completed=f"{days}d")), clock=clock))
             assert await policies(store) == {"order": {"completed": days * 86400.0}}
 
-    async def test_a_policy_that_is_gone_removes_nothing_more(
+    async def test_a_deleted_policy_removes_no_more_runs(
         self, store: MemoryStore, clock: TestClock
     ) -> None:
         old, new = keeping(Keep(completed="2d")), keeping(None)

@@ -1,4 +1,4 @@
-"""Workers that are killed while they remove old runs: in the end all are gone, and no others."""
+"""Workers that are killed while they remove old runs: they remove all of them, and no others."""
 
 import asyncio
 import random
@@ -65,8 +65,10 @@ async def test_workers_that_are_killed_remove_everything_in_the_end(url: str, st
         await asyncio.sleep(random.uniform(0.05, 0.6) if number else 0.1)
         process.kill()
         await asyncio.to_thread(process.join)
-        left = {run.id for run in await store.list(prefix="old-", limit=RUNS)}
-        assert {id.removeprefix("~log:").partition("/")[0] for id in await log_ids(store)} <= left
+        remaining_ids = {run.id for run in await store.list(prefix="old-", limit=RUNS)}
+        assert {
+            id.removeprefix("~log:").partition("/")[0] for id in await log_ids(store)
+        } <= remaining_ids
     process = forked().Process(target=work, args=(url,))
     process.start()
     try:
@@ -75,8 +77,8 @@ async def test_workers_that_are_killed_remove_everything_in_the_end(url: str, st
         process.terminate()
         await asyncio.to_thread(process.join)
     paused = {f"old-{n}" for n in range(RUNS) if ENDS[n % len(ENDS)] == "paused"}
-    kept = {run.id for run in await store.list(limit=2 * RUNS)}
-    assert kept == {*paused, *(f"new-{n}" for n in range(100))}
+    kept_ids = {run.id for run in await store.list(limit=2 * RUNS)}
+    assert kept_ids == {*paused, *(f"new-{n}" for n in range(100))}
     assert await log_ids(store) == {f"~log:old-{n}/1/map" for n in range(3, 40, 4)}
 
 

@@ -145,8 +145,8 @@ async def test_a_thousand_waiting_runs_hold_nothing(store: MemoryStore, clock: T
             await clock.advance(1)
         assert (await store.stats()).by_status == {"suspended": 1000}
         gc.collect()
-        kept = [item for item in gc.get_objects() if type(item) in kinds]
-        assert (worker.running, len(kept)) == (0, len(before))
+        live_objects = [item for item in gc.get_objects() if type(item) in kinds]
+        assert (worker.running, len(live_objects)) == (0, len(before))
 
 
 async def test_every_crash_leaves_the_same_outcome() -> None:

@@ -211,9 +211,9 @@ async def test_the_versions_of_live_runs_are_counted(every_store: Store) -> None
     await new.trigger(newer, run_id="waits")
     await new.trigger("w", run_id="queued", wait=False)
     await Client(every_store).trigger("w", run_id="unbound")
-    done = Runtime(every_store, workflows=[older])
-    await done.trigger(older, run_id="over")
-    await done.trigger(older, run_id="later", delay="1d")
+    older_runtime = Runtime(every_store, workflows=[older])
+    await older_runtime.trigger(older, run_id="over")
+    await older_runtime.trigger(older, run_id="later", delay="1d")
     versions = await new.versions(newer)
     assert versions.counts == {0: {"queued": 1}, 1: {"queued": 1}, 2: {"queued": 1, "waiting": 1}}
     assert (versions.totals, versions.capped) == ({0: 1, 1: 1, 2: 2}, False)

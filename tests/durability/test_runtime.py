@@ -236,12 +236,12 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     store: MemoryStore, clock: TestClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A warning names the place, and the await is repeated."""
-    begun: list[str] = []
+    starts: list[str] = []
 
     @workflow("stuck")
     async def stuck(step: Step) -> None:
         async def elsewhere() -> None:
-            begun.append("elsewhere")
+            starts.append("elsewhere")
             await asyncio.get_running_loop().create_future()
 
         unknown = asyncio.create_task(elsewhere())
@@ -256,7 +256,7 @@ async def test_a_run_that_awaits_something_unknown_is_suspended_after_a_while(
     assert (await trigger).status == "suspended"
     await clock.advance("1d")
     (run,) = await runtime.sweep()
-    assert (run.status, begun) == ("completed", ["elsewhere", "elsewhere"])
+    assert (run.status, starts) == ("completed", ["elsewhere", "elsewhere"])
     [message] = [r.getMessage() for r in caplog.records if "does not recognize" in r.getMessage()]
     assert run.id in message
     assert "elsewhere" in message
@@ -504,16 +504,16 @@ async def test_payloads_are_passed_as_instances_of_their_type(
     make_runtime: MakeRuntime, kind: Any
 ) -> None:
     """This holds for a struct, a pydantic model and a TypedDict."""
-    seen: list[Any] = []
+    observations: list[Any] = []
 
     async def body(step: Step, payload: Any) -> int:
-        seen.append(payload)
+        observations.append(payload)
         return await step("n", lambda: 1)
 
     body.__annotations__["payload"] = kind
     definition = workflow("kinds")(body)
     await make_runtime(definition).trigger(definition, {"n": 3})
-    assert seen[0] == kind(n=3)
+    assert observations[0] == kind(n=3)
 
 
 async def test_an_unknown_workflow_and_an_unknown_run_are_errors(make_runtime: MakeRuntime) -> None:

@@ -361,18 +361,18 @@ async def test_payload_events_and_output_are_the_same_in_every_store(
     any_store: Any, clock: TestClock
 ) -> None:
     """The function and its caller see values as they are restored from their records."""
-    seen: list[Any] = []
+    observations: list[Any] = []
     when = datetime(2030, 1, 1, tzinfo=UTC)
 
     @workflow("typed")
     async def typed(step: Step, order: Order) -> Order:
-        seen.extend([order, await step.wait_for_event("go", "go")])
+        observations.extend([order, await step.wait_for_event("go", "go")])
         return Order(order.when, order.price * 2**70)
 
     runtime = Runtime(any_store, workflows=[typed], clock=clock)
     await runtime.trigger(typed, Order(when, Decimal("1.5")), run_id="run")
     signalled = await runtime.signal("run", "go", {"at": when, "tags": {1}})
-    assert seen[-2:] == [Order(when, Decimal("1.5")), {"at": when, "tags": {1}}]
+    assert observations[-2:] == [Order(when, Decimal("1.5")), {"at": when, "tags": {1}}]
     assert signalled.run is not None
     assert signalled.run.output == Order(when, Decimal("1.5") * 2**70)
     assert (await runtime.get_run("run")) == signalled.run

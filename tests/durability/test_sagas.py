@@ -24,7 +24,7 @@ async def test_each_step_is_undone_once_or_reported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nested scopes", "branches that a failure cancels"])
-async def test_it_is_so_when_every_step_is_replayed(name: str) -> None:
+async def test_each_step_is_undone_once_if_every_step_is_replayed(name: str) -> None:
     """A run that leaves memory after each step, and each undo, ends the same."""
     assert await explore(NAMED[name], always_replay=True) > 0
 
@@ -179,7 +179,7 @@ async def test_cancelling_a_parent_undoes_its_children_too() -> None:
 
 
 async def test_a_marked_step_that_the_function_no_longer_calls_is_reported() -> None:
-    """Nothing is forgotten silently; with the old code a retry undoes it."""
+    """Nothing is skipped silently; with the old code a retry undoes it."""
     undone: list[str] = []
     calls_old = True
 
@@ -369,11 +369,11 @@ async def test_a_branch_that_lost_keeps_no_key_from_others() -> None:
 
 async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> None:
     """Not what a branch that is older than the block starts in the meantime."""
-    done: list[str] = []
+    executed_steps: list[str] = []
 
     async def work() -> None:
         await asyncio.sleep(0.1)
-        done.append("work")
+        executed_steps.append("work")
 
     @workflow("older")
     async def older(step: Step) -> None:
@@ -384,14 +384,14 @@ async def test_a_scope_cancels_only_branches_that_its_block_has_started() -> Non
         other = asyncio.create_task(beside())
         try:
             async with step.saga("booking"):
-                await step("room", lambda: "room", undo=lambda _: done.append("undo"))
+                await step("room", lambda: "room", undo=lambda _: executed_steps.append("undo"))
                 await asyncio.sleep(0.05)
                 raise ValueError("no seat")
         except ValueError:
             await other
 
     run = await Runtime(MemoryStore(), workflows=[older]).trigger(older)
-    assert (run.status, done) == ("completed", ["undo", "work"])
+    assert (run.status, executed_steps) == ("completed", ["undo", "work"])
 
 
 async def test_scopes_in_branches_are_undone_before_the_one_around_them() -> None:

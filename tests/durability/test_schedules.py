@@ -107,7 +107,7 @@ async def test_missed_times_are_counted_and_the_rest_is_caught_up(
     ("overlap", "started", "skipped", "buffered"),
     [("skip", 1, 2, 0), ("buffer_one", 1, 1, 1), ("buffer_all", 1, 0, 2), ("allow", 3, 0, 0)],
 )
-async def test_what_happens_while_a_run_is_open(
+async def test_overlap_decides_what_happens_while_a_run_is_open(
     make_runtime: MakeRuntime,
     clock: TestClock,
     overlap: Any,

@@ -1,4 +1,4 @@
-"""Questions that are told, retried, cancelled and asked again."""
+"""Questions whose notification is sent, retried, cancelled and repeated."""
 
 import asyncio
 from datetime import timedelta
@@ -41,14 +41,14 @@ async def test_a_timeout_after_the_end_of_time_is_refused(
     assert (run.output, run.history) == ("timeout", ())
 
 
-async def test_the_second_call_of_an_id_is_told_again_after_a_retry(
+async def test_a_retry_notifies_again_for_the_second_call_of_an_id(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    told: list[tuple[str, str]] = []
+    notifications: list[tuple[str, str]] = []
     fails = True
 
     async def tell(request: ApprovalRequest) -> None:
-        told.append((request.id, request.token))
+        notifications.append((request.id, request.token))
 
     async def work() -> None:
         if fails:
@@ -67,14 +67,14 @@ async def test_the_second_call_of_an_id_is_told_again_after_a_retry(
 
     runtime = Runtime(store, workflows=[asks_twice], clock=clock)
     await runtime.trigger(asks_twice, run_id="r")
-    await runtime.approve(told[0][1])
+    await runtime.approve(notifications[0][1])
     await runtime.sweep()
     await clock.advance("1h")
     await runtime.sweep()
     fails = False
     await runtime.retry("r")
-    assert [id for id, _ in told] == ["ask", "ask#2", "ask#2"]
-    assert told[-1][1] == await open_token(runtime, "ask#2")
+    assert [id for id, _ in notifications] == ["ask", "ask#2", "ask#2"]
+    assert notifications[-1][1] == await open_token(runtime, "ask#2")
 
 
 async def test_an_answer_counts_while_notify_is_retried(

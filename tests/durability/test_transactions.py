@@ -210,10 +210,10 @@ async def order(runtime: Runtime, bank: Bank, run: str) -> None:
 
 
 async def all_over(store: Store, runs: Sequence[str]) -> None:
-    left = set(runs)
-    while left:
-        done = await store.list(status="completed", limit=len(runs))
-        left -= {line.id for line in done}
+    open_runs = set(runs)
+    while open_runs:
+        completed_runs = await store.list(status="completed", limit=len(runs))
+        open_runs -= {line.id for line in completed_runs}
         await asyncio.sleep(0.1)
 
 

@@ -117,7 +117,7 @@ def noted(clock: TestClock) -> Noted:
     return Noted(clock)
 
 
-async def test_a_second_announcement_is_looked_at_after_the_run_has_written(
+async def test_a_second_notification_is_handled_after_the_run_has_written(
     noted: Noted, clock: TestClock
 ) -> None:
     """A run that becomes due is announced by this process and by the store."""
@@ -136,7 +136,7 @@ async def test_a_second_announcement_is_looked_at_after_the_run_has_written(
         assert len(noted.calls) == 4
 
 
-async def test_an_announcement_after_a_claim_is_looked_at_at_once(
+async def test_a_notification_after_a_claim_is_handled_at_once(
     noted: Noted, clock: TestClock
 ) -> None:
     """Even when the worker is about to look again."""
@@ -153,7 +153,7 @@ async def test_an_announcement_after_a_claim_is_looked_at_at_once(
         assert noted.calls == ["claim"]
 
 
-async def test_a_worker_that_is_drained_during_a_claim_does_not_look_again(
+async def test_a_worker_that_is_drained_during_a_claim_does_not_claim_again(
     noted: Noted, clock: TestClock
 ) -> None:
     runtime = Runtime(noted, workflows=[quick], clock=clock)
@@ -166,7 +166,7 @@ async def test_a_worker_that_is_drained_during_a_claim_does_not_look_again(
     assert noted.calls.count("claim") == 2
 
 
-async def test_a_worker_that_found_work_soon_asks_again(
+async def test_a_worker_that_found_work_polls_again_soon(
     runtime: Runtime, quiet: Quiet, clock: TestClock
 ) -> None:
     """After 20 ms, and later after a tenth of the time since there was work, up to `poll`."""
@@ -177,7 +177,7 @@ async def test_a_worker_that_found_work_soon_asks_again(
     check_pauses(quiet.claims)
 
 
-async def test_a_worker_that_was_woken_without_work_soon_asks_again(
+async def test_a_worker_that_was_woken_without_work_polls_again_soon(
     runtime: Runtime, quiet: Quiet, clock: TestClock
 ) -> None:
     """Another process may have been faster to claim the run, and more may follow."""

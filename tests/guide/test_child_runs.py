@@ -38,7 +38,7 @@ class Receipt:
 
 
 class Declined(Exception):
-    """The bank said no."""
+    """The bank declined the payment."""
 
 
 async def charge(invoice: Invoice) -> Receipt:
@@ -70,14 +70,14 @@ def runtime(store: MemoryStore, clock: TestClock) -> Runtime:
 
 
 async def work(runtime: Runtime) -> None:
-    """Let a worker do everything that is due, as workers on other machines would."""
+    """Execute everything that is due, as workers on other machines would."""
     await Worker(runtime).run_until_idle()
 
 
 async def run_of(
     runtime: Runtime, parent: Definition[Any, Any], payload: object = None, **options: Any
 ) -> Run:
-    """Start a parent, let workers do what they can, and return the parent as it is then."""
+    """Start a parent, let workers do everything that is due, and return the parent's state."""
     runtime.register(parent)
     await runtime.trigger(parent, payload, run_id="parent", wait=False, **options)
     await work(runtime)
@@ -157,7 +157,7 @@ async def test_a_child_can_start_later(runtime: Runtime, clock: TestClock) -> No
 
 
 async def test_the_result_of_any_run_can_be_awaited(runtime: Runtime) -> None:
-    """Also of one that this run has not started, whether it has ended or not."""
+    """This includes a run that this run has not started, whether it has ended or not."""
 
     @workflow("bookkeeping")
     async def bookkeeping(step: Step, run_ids: list[str]) -> int:
@@ -508,7 +508,7 @@ async def test_a_run_that_others_started_does_not_end_with_this_one(runtime: Run
 
 
 async def test_the_message_names_the_run_that_failed_first(runtime: Runtime) -> None:
-    """However many runs are in between: the causes name them."""
+    """The causes name all runs in between."""
 
     @workflow("nested")
     async def nested(step: Step, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""`Client`: starting runs and asking for them from other programs. Workers call the functions."""
+"""`Client`: starting and reading runs from other programs. Workers call the functions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -72,9 +72,9 @@ async def test_a_client_needs_only_names(store: MemoryStore, worker: Worker) -> 
     run = await client.trigger("order", {"item": "pen", "price": 7})
     assert run.version == 0
     assert await client.result(run.id, timeout="10s") == {"total": 7}
-    done = await client.get_run(run.id)
-    assert done is not None
-    assert done.version == 3
+    stored_run = await client.get_run(run.id)
+    assert stored_run is not None
+    assert stored_run.version == 3
 
 
 async def test_a_definition_checks_the_payload(client: Client) -> None:
@@ -121,8 +121,8 @@ async def test_a_priority_puts_a_run_ahead(client: Client, store: MemoryStore) -
 async def test_tags_find_runs(client: Client) -> None:
     for customer in ("41", "42"):
         await client.trigger(order, Order("pen"), run_id=customer, tags={"customer": customer})
-    (found,) = await client.list_runs(tags={"customer": "42"})
-    run = await client.get_run(found.id)
+    (matching_run,) = await client.list_runs(tags={"customer": "42"})
+    run = await client.get_run(matching_run.id)
     assert run is not None
     assert run.tags == {"customer": "42"}
 
@@ -136,8 +136,8 @@ async def test_a_deadline_is_stored_with_the_run(
     stored = await store.load("order-1")
     assert stored is not None
     metadata = stored.get("metadata") or {}
-    kept = {name: metadata[name] for name in metadata if name.startswith("deadline")}
-    assert kept in ({"deadlineAfter": 90.0}, {"deadline": "2030-01-01T00:00:00.000Z"})
+    deadlines = {name: metadata[name] for name in metadata if name.startswith("deadline")}
+    assert deadlines in ({"deadlineAfter": 90.0}, {"deadline": "2030-01-01T00:00:00.000Z"})
 
 
 async def test_the_same_trigger_again_returns_the_run(client: Client) -> None:
@@ -147,7 +147,7 @@ async def test_the_same_trigger_again_returns_the_run(client: Client) -> None:
 
 
 async def test_another_payload_is_a_conflict(client: Client) -> None:
-    """The error says what is there and what was asked for."""
+    """The error shows the stored payload and the requested one."""
     await client.trigger(order, Order("pen"), run_id="order-1")
     with pytest.raises(RunConflict, match=r"its payload is .*'pen'.*, not .*'cup'"):
         await client.trigger(order, Order("cup"), run_id="order-1")
@@ -196,10 +196,10 @@ async def test_many_signals_are_sent_in_one_write(client: Client, worker: Worker
 
 
 async def test_concurrent_signals_share_writes(client: Client, worker: Worker) -> None:
-    """Each is answered for itself: a web server may call `signal` for each request."""
+    """Each caller gets its own answer: a web server may call `signal` for each request."""
     runs = await client.trigger_many(approval, [None] * 20)
-    sent = [client.signal(run.id, "answered", "yes") for run in runs]
-    *results, unknown = await asyncio.gather(*sent, client.signal("unknown", "answered"))
+    signals = [client.signal(run.id, "answered", "yes") for run in runs]
+    *results, unknown = await asyncio.gather(*signals, client.signal("unknown", "answered"))
     assert all(results)
     assert unknown.delivery is Delivery.UNKNOWN
     assert [await client.result(run, timeout="10s") for run in runs] == ["yes"] * 20
@@ -241,20 +241,20 @@ async def test_the_result_of_an_unknown_run_is_an_error(client: Client) -> None:
 
 
 async def test_a_run_can_be_watched(client: Client, worker: Worker) -> None:
-    """From any process: once as it is, and then after each change, until it is over."""
+    """From any process: its current state, and then each change until it is over."""
     run = await client.trigger(approval)
-    seen = []
+    observations = []
     async for each in client.watch(run):
-        seen.append(each.status)
+        observations.append(each.status)
         if each.status == "waiting":
             await client.signal(run.id, "answered", "yes")
-    assert seen[0] in ("queued", "running")
-    assert seen[-1] == "completed"
-    assert "waiting" in seen
+    assert observations[0] in ("queued", "running")
+    assert observations[-1] == "completed"
+    assert "waiting" in observations
 
 
 async def test_a_report_is_seen_with_the_run(client: Client, store: MemoryStore) -> None:
-    """The newer one counts: that of the snapshot, or that of the step which is running."""
+    """The newer one counts: the one in the snapshot, or that of the running step."""
     run = await client.trigger(order, Order("pen"))
     await store.claim("worker", timedelta(seconds=30), 1)
     report = '{"progress": 0.4, "note": "packing", "at": "2030-01-01T00:00:00.000Z"}'

@@ -23,7 +23,7 @@ def browser(dashboard: Dashboard) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop.test")
 
 
-async def test_a_page_says_why_a_run_is_where_it_is() -> None:
+async def test_a_page_explains_the_state_of_a_run() -> None:
     runtime = Runtime(MemoryStore(), workflows=[order])
     await runtime.trigger(order, "acme", run_id="order-1")
     async with browser(Dashboard(runtime, auth=allow_all)) as visit:
@@ -45,7 +45,7 @@ async def test_a_dashboard_shows_several_stores_by_name() -> None:
         assert (await visit.get("/perdure/billing/runs/order-1")).status_code == 404
 
 
-async def test_the_audit_trail_says_who_was_shown_secrets() -> None:
+async def test_the_audit_trail_records_who_saw_secrets() -> None:
     runtime = Runtime(MemoryStore(), workflows=[order])
     await runtime.trigger(order, "acme", run_id="order-1")
     async with browser(Dashboard(runtime, auth=allow_all, audit_reveals=True)) as visit:

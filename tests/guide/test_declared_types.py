@@ -134,7 +134,7 @@ async def test_the_warning_names_the_class_the_step_and_what_to_write(
     assert "types=[Item]" in record.message
 
 
-async def test_a_value_that_no_type_can_restore_is_not_told_to_declare_one(
+async def test_the_warning_suggests_no_type_if_none_can_restore_the_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body(step: Step) -> Any:

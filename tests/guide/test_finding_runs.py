@@ -56,8 +56,8 @@ async def test_a_search_continues_with_its_cursor(store: MemoryStore) -> None:
     assert second.cursor is None
 
 
-async def test_a_summary_tells_what_happened(store: MemoryStore) -> None:
-    """No snapshot is read for a list."""
+async def test_a_summary_shows_what_happened(store: MemoryStore) -> None:
+    """Lists do not read snapshots."""
     waiting, failed = await store.summaries(["invoice-1", "reminder-1"])
     assert waiting is not None
     assert failed is not None

@@ -245,7 +245,7 @@ def test_a_chord_calls_its_body_when_all_members_have_ended(
 
 
 def test_an_error_in_a_chord_is_an_exception(client: sync.Client) -> None:
-    """`ChordError`, but it names the member and has its exception."""
+    """Unlike `ChordError`, it names the member and has its exception."""
     run = client.trigger("careful gallery", ["a.png", "b.txt"], run_id="g")
     assert client.result(run, timeout="10s").endswith(
         "run 'g/1/gallery/1/thumbnails/1' of workflow 'thumbnail' failed: "

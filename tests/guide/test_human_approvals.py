@@ -1,4 +1,4 @@
-"""Approvals, as a user would write them: ask, answer, and what happens to those who are late."""
+"""Approvals, as a user would write them: questions, answers, and answers that come too late."""
 
 import asyncio
 from datetime import timedelta
@@ -52,7 +52,7 @@ async def test_a_person_approves_while_a_worker_runs() -> None:
         assert await client.result(run, timeout="5s") == "enjoy"
 
 
-async def test_a_person_who_comes_second_is_told_who_was_first() -> None:
+async def test_a_second_answer_is_refused_with_who_was_first() -> None:
     runtime = Runtime(MemoryStore(), workflows=[vacation])
     run = await runtime.trigger(vacation, 10)
     await runtime.reject(run.pending[0].token, by="eva", note="too busy")
@@ -61,7 +61,7 @@ async def test_a_person_who_comes_second_is_told_who_was_first() -> None:
     assert error.value.by == "eva"
 
 
-async def test_a_person_who_comes_too_late_is_told_so() -> None:
+async def test_an_answer_that_comes_too_late_is_refused() -> None:
     clock = TestClock()
     runtime = Runtime(MemoryStore(clock=clock), workflows=[vacation], clock=clock)
     run = await runtime.trigger(vacation, 10)
@@ -80,11 +80,11 @@ async def test_a_step_waits_for_its_approval() -> None:
     assert run.output == "eva: no receipt"
 
 
-async def test_people_are_told_and_reminded() -> None:
-    told: list[tuple[str, int]] = []
+async def test_people_are_notified_and_reminded() -> None:
+    notifications: list[tuple[str, int]] = []
 
     def tell(request: ApprovalRequest) -> None:
-        told.append((request.to, request.reminder))
+        notifications.append((request.to, request.reminder))
 
     @workflow("asks")
     async def asks(step: Step) -> bool:
@@ -95,7 +95,7 @@ async def test_people_are_told_and_reminded() -> None:
     await runtime.trigger(asks)
     await clock.advance("1 day")
     await runtime.sweep()
-    assert told == [("eva", 0), ("eva", 1)]
+    assert notifications == [("eva", 0), ("eva", 1)]
 
 
 async def test_every_crash_leads_to_the_same_answer() -> None:
@@ -114,10 +114,10 @@ def test_a_script_answers_without_an_event_loop(tmp_path: object) -> None:
 
     asyncio.run(ask())
     with sync.Client(url) as client:
-        (asked,) = client.approvals(to="boss").approvals
-        assert client.find_approval(asked.token).question == "10 days off?"
-        client.approve(asked.token, by="eva")
+        (approval,) = client.approvals(to="boss").approvals
+        assert client.find_approval(approval.token).question == "10 days off?"
+        client.approve(approval.token, by="eva")
         with pytest.raises(AlreadyAnswered):
-            client.reject(asked.token)
+            client.reject(approval.token)
         with pytest.raises(AlreadyAnswered):
-            client.answer(asked.token)
+            client.answer(approval.token)

@@ -36,7 +36,7 @@ async def insights(clock: TestClock) -> Insights:
     return Insights(store, clock=clock)
 
 
-async def test_one_sentence_says_why_a_run_does_not_move(insights: Insights) -> None:
+async def test_one_sentence_explains_why_a_run_makes_no_progress(insights: Insights) -> None:
     answer = await insights.why("order-2")
     assert answer.sentence == (
         'Step "ship" failed after 2 attempts with CarrierDown. '

@@ -55,7 +55,7 @@ async def test_each_attempt_of_a_transaction_has_its_own() -> None:
 
 
 async def test_a_run_fails_at_its_deadline() -> None:
-    """Whatever it is waiting for."""
+    """It fails even while it waits."""
 
     @workflow("approve", deadline="3d")
     async def approve(step: Step) -> object:
@@ -78,10 +78,10 @@ async def test_a_loop_continues_as_new_to_stay_small() -> None:
 
     @workflow("invoices")
     async def invoices(step: Step, number: int) -> str:
-        sent = await step("send", send, number)
+        confirmation = await step("send", send, number)
         if number < 12:
             await step.continue_as_new(number + 1)
-        return sent
+        return confirmation
 
     run = await Runtime(MemoryStore(), workflows=[invoices]).trigger(invoices, 1)
     assert (run.output, len(run.history)) == ("invoice 12", 1)

@@ -19,7 +19,7 @@ async def order(step: Step, amount: int) -> str:
 
 
 class Audit(Middleware):
-    """Writes down who asked for what was really done."""
+    """Records who requested each step that was executed."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -99,7 +99,7 @@ async def test_all_runs_of_a_query_are_retried(runtime: Runtime, operations: Ope
 
 
 async def test_a_schedule_is_paused_triggered_and_backfilled(clock: TestClock) -> None:
-    """What an operator starts has the operator's name in it, as the schedule's own run has."""
+    """Runs that an operator starts record the operator's name; so does the schedule's own run."""
     runtime = Runtime(MemoryStore(clock=clock), workflows=[order], clock=clock)
     await runtime.schedule("nightly", order, every="1d")
     operations = Operations(runtime.store, clock=clock)
@@ -122,7 +122,7 @@ async def test_a_schedule_is_paused_triggered_and_backfilled(clock: TestClock) -
 
 
 async def test_runs_are_copied_to_another_store(runtime: Runtime, clock: TestClock) -> None:
-    """The same call continues a copy that was interrupted: what is there is left alone."""
+    """The same call continues an interrupted copy: existing runs are left alone."""
     await runtime.trigger(order, run_id="order-1")
     other = MemoryStore(clock=clock)
     for copied, existing in ((1, 0), (0, 1)):
@@ -137,7 +137,7 @@ async def test_runs_are_copied_to_another_store(runtime: Runtime, clock: TestClo
 async def test_a_query_is_saved_for_everyone(
     runtime: Runtime, operations: Operations, clock: TestClock
 ) -> None:
-    """In a query, `view:` and its name stand for it."""
+    """In a query, `view:` and the name stand for the saved query."""
     await runtime.trigger(order, run_id="order-1")
     await operations.save_view("unshipped", "status:failed step:ship", by="ana")
     insights = Insights(runtime.store, clock=clock)
@@ -149,7 +149,7 @@ async def test_a_query_is_saved_for_everyone(
 async def test_a_lost_entry_of_the_audit_trail_is_restored(
     runtime: Runtime, operations: Operations, clock: TestClock
 ) -> None:
-    """A process that dies after a change leaves the act in the run, and not yet its copy."""
+    """A process that dies after a change leaves the act in the run, but not its copy."""
     await runtime.trigger(order, run_id="order-1")
     await operations.retry("order-1", by="ana", why="carrier is back")
     documents = require_search(runtime.store, "the test").documents

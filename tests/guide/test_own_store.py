@@ -110,7 +110,7 @@ async def test_a_store_that_fails_stops_the_run(shop: Shop) -> None:
 
 
 async def test_any_key_value_store_is_a_store(shop: Shop) -> None:
-    """`keyvalue(kv)` makes a store of any key-value store, with durable runs, sleeps and events."""
+    """`keyvalue(kv)` turns any key-value store into one with durable runs, sleeps and events."""
     store = keyvalue(MemoryKeyValue())
     assert await durable.run(shop, checkout, id="c-1", store=store) == Ok("o-1")
 

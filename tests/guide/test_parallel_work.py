@@ -12,7 +12,7 @@ from tests.guide.shop import Shop
 
 
 async def test_all_returns_the_values_of_several_calls(shop: Shop) -> None:
-    """They run at once, and come back in the order of the calls."""
+    """They run concurrently, and are returned in the order of the calls."""
 
     async def body(step: Step) -> str:
         user, posts = await step.all(
@@ -54,7 +54,7 @@ async def test_all_can_take_functions_that_call_several_steps(shop: Shop) -> Non
 
 
 async def test_map_runs_a_step_for_each_item(shop: Shop) -> None:
-    """Each is tried again by itself, and named by its key."""
+    """Each item is retried on its own, and named by its key."""
 
     async def body(step: Step) -> list[Any]:
         ids = ["7", "8"]

@@ -47,7 +47,7 @@ async def test_a_recorded_call_does_not_run_again() -> None:
     assert set(report.doubled) <= {"charge"}
 
 
-async def test_outside_a_run_it_is_just_the_function() -> None:
+async def test_outside_a_run_it_is_an_ordinary_function() -> None:
     """Nothing is recorded."""
     assert await charge(5) == "5 EUR"
     assert await charge(5) == "5 EUR"

@@ -1,4 +1,4 @@
-"""Tags and progress: what a run tells about itself while it runs."""
+"""Tags and progress: what a run reports about itself."""
 
 import asyncio
 import json
@@ -45,8 +45,8 @@ async def waiting(store: MemoryStore, clock: TestClock, **options: Any) -> Any:
 
 async def test_a_run_is_found_by_the_tags_that_it_set(store: MemoryStore, clock: TestClock) -> None:
     await waiting(store, clock)
-    found = await store.search(Query(tags=("stage=waiting",)), 10)
-    assert [run.tags for run in found.runs] == [("stage=waiting",)]
+    page = await store.search(Query(tags=("stage=waiting",)), 10)
+    assert [run.tags for run in page.runs] == [("stage=waiting",)]
 
 
 async def test_tags_of_the_metadata_stay(store: MemoryStore) -> None:
@@ -55,8 +55,8 @@ async def test_tags_of_the_metadata_stay(store: MemoryStore) -> None:
 
     metadata = {"tags": {"customer": "42"}}
     await durable.run(None, body, id="t", store=store, metadata=metadata, keep=True)
-    found = await store.search(Query(tags=("customer=42", "plan=pro")), 10)
-    assert [run.id for run in found.runs] == ["t"]
+    page = await store.search(Query(tags=("customer=42", "plan=pro")), 10)
+    assert [run.id for run in page.runs] == ["t"]
 
 
 async def test_the_last_report_is_stored_with_the_run(store: MemoryStore, clock: TestClock) -> None:
@@ -144,8 +144,8 @@ class Download:
             step.report(progress=progress)
 
 
-async def shown(store: MemoryStore, id: str = "d") -> Any:
-    """Return what the document with the report says."""
+async def stored_report(store: MemoryStore, id: str = "d") -> Any:
+    """Return the contents of the document with the report."""
     text = await store.documents.get(report_key(id))
     return None if text is None else json.loads(text)["progress"]
 
@@ -153,15 +153,15 @@ async def shown(store: MemoryStore, id: str = "d") -> Any:
 async def test_a_long_step_shows_its_progress_at_most_once_a_second(
     store: MemoryStore, clock: TestClock
 ) -> None:
-    download, seen = Download(), []
+    download, observations = Download(), []
     run = asyncio.create_task(durable.run(None, download.body, id="d", store=store, clock=clock))
     for progress in (0.1, 0.2, 0.3, 0.4):
         download.progress.put_nowait(progress)
         await clock.advance("400ms")
-        seen.append(await shown(store))
+        observations.append(await stored_report(store))
     download.progress.put_nowait(None)
     await run
-    assert seen == [0.1, 0.1, 0.3, 0.3]
+    assert observations == [0.1, 0.1, 0.3, 0.3]
 
 
 async def test_nothing_stays_behind_when_the_run_ends(store: MemoryStore, clock: TestClock) -> None:
@@ -184,9 +184,9 @@ async def test_the_report_of_a_process_that_died_expires_after_a_day(
     run = asyncio.create_task(durable.run(None, download.body, id="d", store=store, clock=clock))
     download.progress.put_nowait(0.1)
     await clock.advance("2s")
-    assert await shown(store) == 0.1
+    assert await stored_report(store) == 0.1
     await clock.advance(timedelta(days=1))
-    assert await shown(store) is None
+    assert await stored_report(store) is None
     run.cancel()
     await asyncio.wait([run])
 
@@ -240,6 +240,6 @@ async def test_any_run_id_can_report(id: str, clock: TestClock) -> None:
     run = asyncio.create_task(durable.run(None, download.body, id=id, store=store, clock=clock))
     download.progress.put_nowait(0.1)
     await clock.advance("1s")
-    assert await shown(store, id) == 0.1
+    assert await stored_report(store, id) == 0.1
     download.progress.put_nowait(None)
     await run

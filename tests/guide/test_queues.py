@@ -112,19 +112,19 @@ async def test_a_limit_applies_to_steps_of_all_runs() -> None:
 
 async def test_a_step_may_cost_several_units_of_a_limit() -> None:
     clock = TestClock()
-    asked: list[float] = []
+    times: list[float] = []
     tokens = Limit("tokens", 100_000, per="1m")
 
     @workflow("ask")
     async def ask(step: Step, number: int) -> None:
-        await step("ask", lambda: asked.append(clock.monotonic()), limit=tokens.cost(30_000))
+        await step("ask", lambda: times.append(clock.monotonic()), limit=tokens.cost(30_000))
 
     runtime = Runtime(MemoryStore(clock=clock), workflows=[ask], clock=clock)
     await clock.run(asyncio.gather(*(runtime.trigger(ask, number) for number in range(7))))
-    assert len(asked) == 7
-    assert asked[2] < 1
-    assert 60 <= asked[3] < 61
-    assert 120 <= asked[6] < 122
+    assert len(times) == 7
+    assert times[2] < 1
+    assert 60 <= times[3] < 61
+    assert 120 <= times[6] < 122
 
 
 async def test_an_operator_pauses_a_queue_and_changes_its_limit() -> None:
@@ -199,23 +199,23 @@ async def test_a_sweep_keeps_to_the_limits() -> None:
 
 
 async def test_a_worker_may_serve_some_queues_only() -> None:
-    done: list[str] = []
+    finished_keys: list[str] = []
 
     @workflow("send", queue=Queue("emails"))
     async def send(step: Step) -> None:
-        done.append("send")
+        finished_keys.append("send")
 
     @workflow("plain")
     async def plain(step: Step) -> None:
-        done.append("plain")
+        finished_keys.append("plain")
 
     runtime = Runtime(MemoryStore(), workflows=[send, plain])
     await runtime.trigger(send, wait=False)
     await runtime.trigger(plain, wait=False)
     await Worker(runtime, queues=["emails"]).run_until_idle()
-    assert done == ["send"]
+    assert finished_keys == ["send"]
     await Worker(runtime, queues=["emails", ""]).run_until_idle()
-    assert done == ["send", "plain"]
+    assert finished_keys == ["send", "plain"]
 
 
 async def test_a_worker_warns_of_a_queue_that_no_workflow_declares(
@@ -359,11 +359,11 @@ async def test_a_crash_while_a_step_waits_for_its_limit_does_not_repeat_it() -> 
 async def test_an_operator_changes_the_limit_of_steps() -> None:
     clock = TestClock()
     store = MemoryStore(clock=clock)
-    begun: list[int] = []
+    starts: list[int] = []
     api = Limit("api", 1)
 
     async def ask(number: int) -> None:
-        begun.append(number)
+        starts.append(number)
         await clock.sleep(60)
 
     @workflow("ask")
@@ -378,4 +378,4 @@ async def test_an_operator_changes_the_limit_of_steps() -> None:
         assert (limit.name, limit.of, limit.n, limit.in_use) == ("api", "steps", 1, 1)
         await Operations(store, clock=clock).set_limit("api", 2, of="steps", by="ana")
         await clock.advance(60)
-        assert len(begun) == 3
+        assert len(starts) == 3

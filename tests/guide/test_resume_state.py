@@ -85,7 +85,7 @@ async def test_a_function_can_load_the_state_when_the_run_starts(shop: Shop) -> 
 
 
 async def test_state_persistence_stores_states_by_run_id(shop: Shop) -> None:
-    """Any key-value store will do."""
+    """Any key-value store can be used."""
     persistence = StatePersistence(MemoryKeyValue(), "workflow:state:")
     await persistence.save("wf-123", await collected(shop), user_id="user-1")
     assert await persistence.list() == ["wf-123"]
@@ -122,7 +122,7 @@ class SqliteKeyValue:
 
 
 async def test_a_custom_key_value_store(shop: Shop) -> None:
-    """Any object with get, set, delete, exists and keys will do."""
+    """Any object with get, set, delete, exists and keys can be used."""
     kv = SqliteKeyValue()
     persistence = StatePersistence(kv)
     await persistence.save("wf-123", await collected(shop))
@@ -170,8 +170,8 @@ async def test_failures_are_part_of_the_state(shop: Shop) -> None:
     state = await collected(shop)
     shop.down.clear()
     assert not (await resumed(shop, state)).ok
-    done = {key: entry for key, entry in state.steps.items() if entry.result.ok}
-    assert (await resumed(shop, ResumeState(done))).ok
+    successes = {key: entry for key, entry in state.steps.items() if entry.result.ok}
+    assert (await resumed(shop, ResumeState(successes))).ok
 
 
 async def test_a_snapshot_is_not_a_resume_state(shop: Shop) -> None:

@@ -81,9 +81,9 @@ async def test_a_signal_continues_a_run(runtime: Runtime, clock: TestClock) -> N
     await clock.advance("1 day")
     await runtime.resume(run.id)
     assert await runtime.signal(run.id, "approved", {"by": "eva"})
-    done = await runtime.get_run(run.id)
-    assert done is not None
-    assert (done.status, done.output) == ("completed", "ana approved by eva")
+    outcome = await runtime.get_run(run.id)
+    assert outcome is not None
+    assert (outcome.status, outcome.output) == ("completed", "ana approved by eva")
 
 
 async def test_a_signal_may_be_sent_early(runtime: Runtime, clock: TestClock) -> None:
@@ -229,16 +229,16 @@ async def test_on_event_receives_the_events_of_all_runs(
     store: MemoryStore, clock: TestClock
 ) -> None:
     """`flush` waits until async listeners have finished."""
-    heard: list[str] = []
+    events: list[str] = []
 
     async def listen(event: Event) -> None:
         await asyncio.sleep(0)
-        heard.append(event.type)
+        events.append(event.type)
 
     runtime = Runtime(store, workflows=[welcome], clock=clock, on_event=listen)
     await runtime.trigger(welcome, Signup("ana@example.com"))
     await runtime.flush()
-    assert heard == [
+    assert events == [
         "workflow_start",
         "step_start", "persist_success", "step_success", "step_complete",
         "workflow_suspended",

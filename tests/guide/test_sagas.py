@@ -19,7 +19,7 @@ class NoFunds(Exception):
 
 
 class Agency:
-    """What was booked and not cancelled, and all that happened."""
+    """The current bookings, and a log of everything that happened."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -86,7 +86,7 @@ def runtime(clock: TestClock) -> Runtime:
 
 
 async def test_when_a_run_fails_its_steps_are_undone_the_last_one_first(runtime: Runtime) -> None:
-    """Then the run has failed as it had before."""
+    """The run then ends with its original failure."""
     run = await runtime.trigger(trip, run_id="trip-1")
     assert AGENCY.events == ["book room", "book seat", "cancel seat", "cancel room"]
     assert (run.status, type(run.error)) == ("failed", NoFunds)
@@ -195,7 +195,7 @@ async def test_each_undo_has_one_idempotency_key(runtime: Runtime, clock: TestCl
 
 
 async def test_a_run_that_was_undone_begins_again_when_it_is_retried(runtime: Runtime) -> None:
-    """In the next generation: a step that was undone never answers again."""
+    """In the next generation: the record of a step that was undone is never used again."""
     await runtime.trigger(trip, run_id="trip-1")
     AGENCY.has_funds = True
     run = await runtime.retry("trip-1")
@@ -204,7 +204,7 @@ async def test_a_run_that_was_undone_begins_again_when_it_is_retried(runtime: Ru
 
 
 async def test_a_retry_repeats_the_scope_through_which_the_run_failed(runtime: Runtime) -> None:
-    """And not what came before it."""
+    """Steps before the scope are not repeated."""
 
     @workflow("scope-failed")
     async def failed(step: Step[None]) -> str:

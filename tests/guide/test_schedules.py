@@ -147,7 +147,7 @@ def cleanup_of(version: int, every: str) -> Any:
 
 
 async def test_only_a_higher_version_updates_a_declared_schedule(clock: TestClock) -> None:
-    """Two deployments beside each other do not overwrite it in turn."""
+    """Two deployments at the same time do not overwrite it in turn."""
     store = MemoryStore(clock=clock)
     first = Runtime(store, workflows=[cleanup_of(1, "1h")], clock=clock)
     second = Runtime(store, workflows=[cleanup_of(2, "2h")], clock=clock)
@@ -171,7 +171,7 @@ async def test_a_change_without_a_higher_version_is_logged(
     assert info.schedule.every == timedelta(hours=1)
 
 
-async def test_a_schedule_that_cannot_be_is_refused_at_once(runtime: Runtime) -> None:
+async def test_an_invalid_schedule_is_refused_at_once(runtime: Runtime) -> None:
     """Nothing is written."""
     with pytest.raises(InvalidDuration, match="every"):
         await runtime.schedule("daily", report, "ana", every=0)

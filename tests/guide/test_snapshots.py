@@ -131,7 +131,7 @@ async def test_parts_of_a_snapshot(shop: Shop) -> None:
 
 
 async def test_merging_a_delta(shop: Shop) -> None:
-    """For incremental saves: the delta's steps and execution win, and metadata is merged."""
+    """For incremental saves: the delta's steps and execution count, and metadata is merged."""
     workflow = Workflow("workflow", shop)
     await workflow.run(user_and_posts)
     base = workflow.snapshot(limit=1, metadata={"a": 1, "b": 1})

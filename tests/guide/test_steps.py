@@ -1,6 +1,4 @@
-"""Steps: a workflow is an async function, and each thing that it does to the outside world is a
-step.
-"""
+"""Steps: a workflow is an async function, and its effects on the outside world are steps."""
 
 import asyncio
 from typing import Any

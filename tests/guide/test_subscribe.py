@@ -34,18 +34,18 @@ async def test_saving_after_each_step(shop: Shop) -> None:
 async def test_a_sync_listener_is_called_before_the_function_continues(shop: Shop) -> None:
     """Keep it fast."""
     workflow = Workflow("w", shop)
-    heard: list[str] = []
-    workflow.subscribe(lambda event: heard.append(event.step_id or event.type))
+    events: list[str] = []
+    workflow.subscribe(lambda event: events.append(event.step_id or event.type))
     assert await workflow.run(user_and_posts) == Ok(1)
-    assert heard == ["user:1", "posts:1", "workflow_complete"]
+    assert events == ["user:1", "posts:1", "workflow_complete"]
 
 
 async def test_bursts_can_be_coalesced(shop: Shop) -> None:
     """`coalesce="latest"` skips events of a burst, but never the last one."""
     workflow = Workflow("w", shop)
-    heard: list[str] = []
+    events: list[str] = []
     workflow.subscribe(
-        lambda event: heard.append(event.step_id or event.type), mode="async", coalesce="latest"
+        lambda event: events.append(event.step_id or event.type), mode="async", coalesce="latest"
     )
 
     async def burst(step: Step) -> None:
@@ -53,20 +53,20 @@ async def test_bursts_can_be_coalesced(shop: Shop) -> None:
 
     await workflow.run(burst)
     await workflow.flush()
-    assert heard == ["step-99", "workflow_complete"]
+    assert events == ["step-99", "workflow_complete"]
 
 
 async def test_on_event_receives_all_events(shop: Shop) -> None:
     """It includes starts, retries, timeouts and cache hits."""
-    heard: list[Any] = []
-    await Workflow("w", shop, on_event=heard.append).run(user_and_posts)
-    assert [event.type for event in heard] == [
+    events: list[Any] = []
+    await Workflow("w", shop, on_event=events.append).run(user_and_posts)
+    assert [event.type for event in events] == [
         "workflow_start",
         "step_start", "step_success", "step_complete",
         "step_start", "step_success", "step_complete",
         "workflow_success",
     ]  # fmt: skip
-    completed = [event.key for event in heard if is_step_complete(event)]
+    completed = [event.key for event in events if is_step_complete(event)]
     assert completed == ["user:1", "posts:1"]
     # The start of a step has the same key as its end.
-    assert [event.key for event in heard if event.type == "step_start"] == completed
+    assert [event.key for event in events if event.type == "step_start"] == completed

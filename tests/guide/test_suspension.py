@@ -21,7 +21,7 @@ def _empty_log() -> None:
     log.clear()
 
 
-class Life:
+class Scenario:
     """A run that is suspended for a day, and then resumed."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Life:
 
 
 @pytest.fixture
-def life() -> Life:
-    return Life()
+def scenario() -> Scenario:
+    return Scenario()
 
 
-async def test_finally_runs_at_each_suspension(life: Life) -> None:
-    """The function is thrown away; it runs again from the top when the wait ends."""
+async def test_finally_runs_at_each_suspension(scenario: Scenario) -> None:
+    """The function is unwound, and runs again from the top when the wait ends."""
 
     @workflow("reminder")
     async def reminder(step: Step) -> None:
@@ -53,9 +53,9 @@ async def test_finally_runs_at_each_suspension(life: Life) -> None:
         finally:
             log.append("finally")
 
-    await life.suspend(reminder)
+    await scenario.suspend(reminder)
     assert log == ["finally"]
-    await life.resume()
+    await scenario.resume()
     assert log == ["finally", "finally"]
 
 
@@ -68,8 +68,8 @@ async def connection() -> AsyncGenerator[None]:
         log.append("close")
 
 
-async def test_a_context_manager_is_left_and_entered_again(life: Life) -> None:
-    """What it holds is not held during the wait."""
+async def test_a_context_manager_is_left_and_entered_again(scenario: Scenario) -> None:
+    """Its resource is released during the wait."""
 
     @workflow("connected")
     async def connected(step: Step) -> None:
@@ -77,13 +77,13 @@ async def test_a_context_manager_is_left_and_entered_again(life: Life) -> None:
             await step.sleep("a day", "1 day")
             log.append("use")
 
-    await life.suspend(connected)
+    await scenario.suspend(connected)
     assert log == ["open", "close"]
-    await life.resume()
+    await scenario.resume()
     assert log == ["open", "close", "open", "use", "close"]
 
 
-async def test_a_context_manager_inside_a_step_is_not_affected(life: Life) -> None:
+async def test_a_context_manager_inside_a_step_is_not_affected(scenario: Scenario) -> None:
     """A run leaves memory only when no step is running."""
 
     async def use() -> None:
@@ -97,12 +97,12 @@ async def test_a_context_manager_inside_a_step_is_not_affected(life: Life) -> No
             tasks.create_task(step("use", use))
             tasks.create_task(step.sleep("a day", "1 day"))
 
-    await life.suspend(stepwise)
-    await life.resume()
+    await scenario.suspend(stepwise)
+    await scenario.resume()
     assert log == ["open", "use", "close"]
 
 
-async def test_a_suspension_is_not_an_exception(life: Life) -> None:
+async def test_a_suspension_is_not_an_exception(scenario: Scenario) -> None:
     """`except Exception` runs when the run really fails: the place to undo something."""
 
     @workflow("reservation")
@@ -114,14 +114,14 @@ async def test_a_suspension_is_not_an_exception(life: Life) -> None:
             await step("release", log.append, "released")
             raise
 
-    await life.suspend(reservation)
+    await scenario.suspend(reservation)
     assert log == []
-    assert (await life.resume()).status == "failed"
+    assert (await scenario.resume()).status == "failed"
     assert log == ["released"]
 
 
 async def test_a_step_in_finally_runs_when_the_wait_has_ended(
-    life: Life, caplog: pytest.LogCaptureFixture
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the function is unwound by the suspension, steps are refused with a warning."""
 
@@ -132,29 +132,29 @@ async def test_a_step_in_finally_runs_when_the_wait_has_ended(
         finally:
             await step("clean up", log.append, "cleaned up")
 
-    await life.suspend(cleaning)
+    await scenario.suspend(cleaning)
     assert log == []
     assert "'clean up' was called while the function is being unwound" in caplog.text
-    await life.resume()
+    await scenario.resume()
     assert log == ["cleaned up"]
 
 
 async def test_a_run_that_works_while_it_waits_stays_in_memory(
-    life: Life, caplog: pytest.LogCaptureFixture
+    scenario: Scenario, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is cut off. A warning names the task and what it awaits."""
+    """Nothing is interrupted. A warning names the task and what it awaits."""
 
     @workflow("polling")
     async def polling(step: Step) -> None:
         async def poll() -> None:
             while True:
-                await life.clock.sleep(0.1)
+                await scenario.clock.sleep(0.1)
 
         polls = asyncio.create_task(poll())
         await step.sleep("a minute", "1m")
         polls.cancel()
 
-    run = await life.clock.run(life.runtime.trigger(polling))
+    run = await scenario.clock.run(scenario.runtime.trigger(polling))
     assert run.status == "completed"
     assert "waits, but stays in memory" in caplog.text
     assert "poll" in caplog.text
@@ -163,7 +163,7 @@ async def test_a_run_that_works_while_it_waits_stays_in_memory(
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
 
 
-async def test_context_variables_are_those_of_the_process_that_resumes(life: Life) -> None:
+async def test_context_variables_are_those_of_the_process_that_resumes(scenario: Scenario) -> None:
     """What a step recorded stays."""
 
     @workflow("context")
@@ -173,13 +173,13 @@ async def test_context_variables_are_those_of_the_process_that_resumes(life: Lif
         return [recorded, request_id.get()]
 
     token = request_id.set("request-7")
-    await life.suspend(context)
+    await scenario.suspend(context)
     request_id.reset(token)
-    assert (await life.resume()).output == ["request-7", "none"]
+    assert (await scenario.resume()).output == ["request-7", "none"]
 
 
-async def test_a_timeout_of_asyncio_begins_again(life: Life) -> None:
-    """That of `wait_for_event` is recorded, and does not."""
+async def test_a_timeout_of_asyncio_begins_again(scenario: Scenario) -> None:
+    """The timeout of `wait_for_event` is recorded, and does not start again."""
 
     @workflow("approval")
     async def approval(step: Step) -> bool:
@@ -188,8 +188,8 @@ async def test_a_timeout_of_asyncio_begins_again(life: Life) -> None:
             return await step.wait_for_event("answer", "answered", timeout="1 day") is None
 
     ends: list[float | None] = []
-    await life.suspend(approval)
-    assert (await life.resume()).output is True
+    await scenario.suspend(approval)
+    assert (await scenario.resume()).output is True
     first, second = ends
     assert first is not None
     assert second is not None

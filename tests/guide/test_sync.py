@@ -1,4 +1,4 @@
-"""`perdure.sync`: starting runs and asking for them from scripts, Flask and Django views."""
+"""`perdure.sync`: starting and reading runs from scripts, Flask and Django views."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def client(url: str) -> Iterator[sync.Client]:
 
 @pytest.fixture
 def _worker(url: str) -> Iterator[None]:
-    """A worker, which is another program in real life. It calls the workflow functions."""
+    """A worker, usually a separate program. It calls the workflow functions."""
 
     async def work() -> None:
         async with Runtime(url, workflows=[order, approval]) as runtime, Worker(runtime, poll=0.05):

@@ -61,7 +61,7 @@ async def test_a_run_that_is_replayed_after_every_step_sees_the_same_values(
 
 
 async def test_a_crash_anywhere_changes_no_value() -> None:
-    """Each explored run has a seed of its own, so what they draw is not compared."""
+    """Each explored run has its own seed, so the values drawn from it are not compared."""
 
     @workflow("once")
     async def once(step: Step) -> None:
@@ -87,15 +87,15 @@ async def test_each_run_has_its_own_values(clock: TestClock) -> None:
 
 
 async def test_a_retry_after_a_failure_sees_the_same_uuid() -> None:
-    store, seen = MemoryStore(), []
+    store, observations = MemoryStore(), []
 
     async def body(step: Step) -> None:
-        seen.append(step.uuid())
+        observations.append(step.uuid())
         await step("fail", lambda: 1 / 0)
 
     await durable.run(None, body, id="f", store=store)
     await durable.run(None, body, id="f", store=store)
-    assert seen[0] == seen[1]
+    assert observations[0] == observations[1]
 
 
 async def test_sleep_until_wakes_at_the_time(clock: TestClock) -> None:

@@ -67,13 +67,13 @@ async def test_a_paused_workflow_waits_until_it_is_resumed(
     await runtime.trigger(order, run_id="order-1", wait=False)
     async with Worker(runtime):
         await clock.advance(60)
-        held = await runtime.get_run("order-1")
+        queued_run = await runtime.get_run("order-1")
         await operations.unpause_workflow("order", by="ana", why="over")
         await clock.advance(10)
         resumed = await runtime.get_run("order-1")
-    assert held is not None
+    assert queued_run is not None
     assert resumed is not None
-    assert (held.status, resumed.status) == ("queued", "completed")
+    assert (queued_run.status, resumed.status) == ("queued", "completed")
 
 
 async def test_an_operator_drains_a_worker(runtime: Runtime, clock: TestClock) -> None:

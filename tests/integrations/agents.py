@@ -1,4 +1,4 @@
-"""Models that say what a test tells them to, and records of what agents did."""
+"""Models that follow a script, and records of what agents did."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -86,10 +86,10 @@ def test_a_small_app_drives_its_runs_itself() -> None:
 
     @app.post("/stripe")
     async def stripe(event: dict[str, Any], runtime: Annotated[Runtime, Depends(durable)]) -> str:
-        sent = await runtime.signal(
+        receipt = await runtime.signal(
             event["run"], "name", event["name"], dedup_id=event["id"], wait=False
         )
-        return sent.delivery.value
+        return receipt.delivery.value
 
     with TestClient(app) as http:
         started = http.post("/runs/welcome", json={"email": "ana@shop", "age": 30})
@@ -153,8 +153,8 @@ async def test_every_workflow_can_be_started(path: str, body: Any, output: Any) 
         started = await http.post(f"/runs/{path}", **options)
         assert started.status_code == 202, started.text
         await durable.runtime.sweep()
-        shown = await http.get(started.headers["location"])
-        assert shown.json()["output"] == output
+        response = await http.get(started.headers["location"])
+        assert response.json()["output"] == output
 
 
 async def test_a_workflow_that_is_registered_later_can_be_started() -> None:
@@ -178,8 +178,8 @@ async def test_idempotency_keys_events_and_cancelling_are_those_of_the_app() -> 
         ]
         assert first.headers["location"] == again.headers["location"]
         location = first.headers["location"]
-        sent = await http.post(f"{location}/events/other", json=1, headers={"webhook-id": "1"})
-        assert sent.json() == {"delivery": "delivered"}
+        response = await http.post(f"{location}/events/other", json=1, headers={"webhook-id": "1"})
+        assert response.json() == {"delivery": "delivered"}
         cancelled = await http.post(f"{location}/cancel", json={"reason": "changed my mind"})
         assert cancelled.json()["error"]["message"].endswith("changed my mind")
         late = await http.post(f"{location}/events/other")

@@ -79,11 +79,11 @@ async def test_an_interrupted_graph_continues_in_another_process(thread: str) ->
     config = {"configurable": {"thread_id": thread}}
     first = await graph(PerdureSaver(store)).ainvoke({"log": []}, config)
     assert first["__interrupt__"][0].value == "approve?"
-    done = await graph(PerdureSaver(store)).ainvoke(Command(resume="ana"), config)
-    assert done["log"] == ["draft", "approved by ana"]
+    state = await graph(PerdureSaver(store)).ainvoke(Command(resume="ana"), config)
+    assert state["log"] == ["draft", "approved by ana"]
 
 
-async def test_threads_with_similar_names_are_apart() -> None:
+async def test_threads_with_similar_names_are_separate() -> None:
     saver = PerdureSaver(MemoryKeyValue())
     for thread in ("a", "a/b", "a*", "a%2Fb"):
         await graph(saver).ainvoke({"log": [thread]}, {"configurable": {"thread_id": thread}})
@@ -103,8 +103,8 @@ async def test_a_thread_can_be_forked_at_an_earlier_checkpoint() -> None:
     drafted = next(state for state in history if state.next == ("approve",))
     fork = await compiled.aupdate_state(drafted.config, {"log": ["checked"]})
     await compiled.ainvoke(None, fork)
-    done = await compiled.ainvoke(Command(resume="bob"), config)
-    assert done["log"] == ["draft", "checked", "approved by bob"]
+    final_state = await compiled.ainvoke(Command(resume="bob"), config)
+    assert final_state["log"] == ["draft", "checked", "approved by bob"]
     assert history[0].values["log"] == ["draft", "approved by ana"]
 
 
@@ -135,8 +135,8 @@ async def test_pruning_keeps_what_the_latest_checkpoint_needs() -> None:
     before = len(await store.keys())
     await saver.aprune(["1"])
     assert len(await store.keys()) < before
-    done = await graph(saver).ainvoke(Command(resume="ana"), config)
-    assert done["log"] == ["draft", "approved by ana"]
+    state = await graph(saver).ainvoke(Command(resume="ana"), config)
+    assert state["log"] == ["draft", "approved by ana"]
     await saver.aprune(["1"], strategy="delete")
     assert await store.keys() == []
     with pytest.raises(InvalidArgument, match="keep_latest"):
@@ -170,8 +170,8 @@ async def test_a_crash_between_two_writes_leaves_no_broken_checkpoint() -> None:
         compiled = graph(PerdureSaver(store))
         is_begun = await PerdureSaver(store).aget_tuple(config) is not None
         await compiled.ainvoke(None if is_begun else {"log": ["begin"]}, config)
-        done = await compiled.ainvoke(Command(resume="ana"), config)
-        assert done["log"] == ["begin", "draft", "approved by ana"]
+        state = await compiled.ainvoke(Command(resume="ana"), config)
+        assert state["log"] == ["begin", "draft", "approved by ana"]
     assert crashes >= 8
 
 

@@ -118,12 +118,14 @@ async def test_a_run_is_started_asked_for_and_sent_an_event(
     assert (waiting["status"], waiting["waiting_for"]) == ("waiting", ["approved"])
     assert (waiting["progress"], waiting["note"]) == (0.5, "asking")
     assert "wakes_at" in waiting
-    sent = await call(mcp, "send_event", run_id="r", event="approved", payload=True, dedup_id="1")
+    receipt = await call(
+        mcp, "send_event", run_id="r", event="approved", payload=True, dedup_id="1"
+    )
     again = await call(mcp, "send_event", run_id="r", event="approved", payload=True, dedup_id="1")
-    assert (sent["delivery"], again["delivery"]) == ("delivered", "duplicate")
+    assert (receipt["delivery"], again["delivery"]) == ("delivered", "duplicate")
     await work(runtime)
-    done = await call(mcp, "run_status", run_id="r")
-    assert done["output"] == {"order": "7", "amount": 5, "reason": ""}
+    status = await call(mcp, "run_status", run_id="r")
+    assert status["output"] == {"order": "7", "amount": 5, "reason": ""}
 
 
 async def test_payloads_are_converted_and_defaults_are_kept(
@@ -133,9 +135,9 @@ async def test_payloads_are_converted_and_defaults_are_kept(
     struct = await call(mcp, "start_track", payload={"number": "9"})
     await call(mcp, "start_tick")
     await work(runtime)
-    done = await call(mcp, "run_status", run_id=started["run_id"])
+    status = await call(mcp, "run_status", run_id=started["run_id"])
     tracked = await call(mcp, "run_status", run_id=struct["run_id"])
-    assert (done["output"], tracked["output"]) == ("Ulm on 02.01.", "9")
+    assert (status["output"], tracked["output"]) == ("Ulm on 02.01.", "9")
 
 
 async def test_an_id_starts_one_run(mcp: McpClient[Any], runtime: Runtime) -> None:
@@ -178,8 +180,8 @@ async def test_a_failed_run_says_why(mcp: McpClient[Any], runtime: Runtime) -> N
     async with McpClient(server) as client:
         started = await call(client, "shop_start_fail")
         await work(runtime)
-        done = await call(client, "shop_run_status", run_id=started["run_id"])
-    assert (done["status"], done["error"]) == ("failed", "no stock")
+        status = await call(client, "shop_run_status", run_id=started["run_id"])
+    assert (status["status"], status["error"]) == ("failed", "no stock")
 
 
 def test_workflows_whose_tools_have_the_same_name_are_refused() -> None:

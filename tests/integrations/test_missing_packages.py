@@ -39,5 +39,7 @@ def test_a_missing_package_is_named_with_its_extra(module: str) -> None:
     """In a process of its own: a package that was imported cannot be made to be missing."""
     extra, packages = EXTRAS[module]
     code = MISSING.format(packages=packages, module=module)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"pip install 'perdure[{extra}]'" in done.stdout
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert f"pip install 'perdure[{extra}]'" in process.stdout

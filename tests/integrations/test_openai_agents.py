@@ -101,9 +101,9 @@ def shop(script: Script, *tools: Any) -> Agent[Any]:
 
 async def test_requests_and_tool_calls_are_steps_with_pinned_names() -> None:
     script = Script(calls(0, ("pay", {"amount": 1}), ("pay", {"amount": 2})), says("paid"))
-    done = await run(asking(shop(script)))
-    assert (done.output, sorted(paid)) == ("paid", [1, 2])
-    assert [(step.key, step.branch) for step in done.history] == [
+    outcome = await run(asking(shop(script)))
+    assert (outcome.output, sorted(paid)) == ("paid", [1, 2])
+    assert [(step.key, step.branch) for step in outcome.history] == [
         ("shop__model.request", "~agent:shop"),
         ("shop__call_tool:pay", "~agent:shop/call 1"),
         ("shop__call_tool:pay#2", "~agent:shop/call 2"),
@@ -120,13 +120,13 @@ async def test_a_crash_repeats_only_what_was_not_recorded(always_replay: bool) -
     assert explored.crashes >= 12
 
 
-async def test_a_response_comes_back_from_its_record_as_it_was() -> None:
+async def test_a_response_is_restored_from_its_record_unchanged() -> None:
     response = ModelResponse(
         output=[*calls(0, ("pay", {"amount": 1}))(), assistant_message("hello")],
         usage=Usage(requests=1, input_tokens=5),
         response_id="r",
     )
-    seen: list[ModelResponse] = []
+    observations: list[ModelResponse] = []
 
     class Fixed(Script):
         async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
@@ -141,18 +141,18 @@ async def test_a_response_comes_back_from_its_record_as_it_was() -> None:
 
     @workflow("ask")
     async def ask(step: Step) -> None:
-        hooks = Remember(seen)
+        hooks = Remember(observations)
         runner = DurableRunner()
         await runner.run(shop(Fixed(), pay), "Go", run_config=QUIET, hooks=hooks)
 
     assert (await run(ask)).status == "failed"
-    assert seen == [response]
-    assert seen[0].to_input_items() == response.to_input_items()
+    assert observations == [response]
+    assert observations[0].to_input_items() == response.to_input_items()
 
 
 class Remember(RunHooks[Any]):
-    def __init__(self, seen: list[ModelResponse]) -> None:
-        self.seen = seen
+    def __init__(self, observations: list[ModelResponse]) -> None:
+        self.seen = observations
 
     async def on_llm_end(self, context: Any, agent: Any, response: ModelResponse) -> None:
         self.seen.append(response)
@@ -174,8 +174,8 @@ async def test_an_agent_inside_a_step_is_part_of_that_step() -> None:
     async def outer(step: Step) -> str:
         return await step("ask", ask)
 
-    done = await run(outer)
-    assert (done.output, [step.key for step in done.history]) == ("paid", ["ask"])
+    outcome = await run(outer)
+    assert (outcome.output, [step.key for step in outcome.history]) == ("paid", ["ask"])
 
 
 async def test_agents_that_are_handed_over_to_are_recorded_too() -> None:
@@ -188,9 +188,9 @@ async def test_agents_that_are_handed_over_to_are_recorded_too() -> None:
     first = Agent(
         "first", model=Script(calls(0, ("transfer_to_sales", {}))), handoffs=[handoff(sales)]
     )
-    done = await run(asking(first))
-    assert (done.output, done.error) == ("billed", None)
-    assert [step.key for step in done.history] == [
+    outcome = await run(asking(first))
+    assert (outcome.output, outcome.error) == ("billed", None)
+    assert [step.key for step in outcome.history] == [
         "first__model.request",
         "sales__model.request",
         "billing__model.request",
@@ -209,11 +209,11 @@ async def test_models_by_name_and_of_the_configuration_are_recorded() -> None:
         agent: Agent[Any] = Agent("shop", model="gpt-x")
         named = RunConfig(tracing_disabled=True, model_provider=Provider())
         await DurableRunner().run(agent, "Go", run_config=named)
-        given = RunConfig(tracing_disabled=True, model=script)
-        await DurableRunner().run(agent, "Go", run_config=given)
+        config = RunConfig(tracing_disabled=True, model=script)
+        await DurableRunner().run(agent, "Go", run_config=config)
 
-    done = await run(ask)
-    assert [(step.key, step.branch) for step in done.history] == [
+    outcome = await run(ask)
+    assert [(step.key, step.branch) for step in outcome.history] == [
         ("gpt-x__model.request", "~agent:shop"),
         ("run__model.request", "~agent:shop#2"),
     ]
@@ -240,8 +240,8 @@ async def test_structured_output_of_a_tool_keeps_its_type() -> None:
         inputs: list[Any] = result.to_input_list()
         return [item["output"] for item in inputs if "output" in item]
 
-    done = await run(ask)
-    assert done.error is None
+    outcome = await run(ask)
+    assert outcome.error is None
     await explore_crashes(ask, compare="shape")
 
 
@@ -266,8 +266,8 @@ async def test_retries_of_tools_and_models() -> None:
         return calls(0, ("flaky", {}))()
 
     agent = shop(Script(answer, says("done")), flaky)
-    done = await run(asking(agent, model={"retry": 2}, tool={"retry": 3}))
-    assert (done.output, attempts) == ("done", {"tool": 3, "model": 2})
+    outcome = await run(asking(agent, model={"retry": 2}, tool={"retry": 3}))
+    assert (outcome.output, attempts) == ("done", {"tool": 3, "model": 2})
 
 
 def provider_error(kind: Any, status: int) -> Any:
@@ -328,8 +328,8 @@ def refunds(script: Script) -> Any:
 
 
 def refund_script() -> Script:
-    asked = calls(0, ("refund", {"amount": 5}), ("refund", {"amount": 7}))
-    return Script(asked, says("done"))
+    tool_calls = calls(0, ("refund", {"amount": 5}), ("refund", {"amount": 7}))
+    return Script(tool_calls, says("done"))
 
 
 async def test_an_approval_is_awaited_without_memory_and_continues_elsewhere() -> None:
@@ -340,9 +340,9 @@ async def test_an_approval_is_awaited_without_memory_and_continues_elsewhere() -
     await first.signal("1", "approve 0", True)
     elsewhere = Runtime(store, workflows=[handle], suspend_after=0)
     await elsewhere.signal("1", "approve 1", False)
-    done = await elsewhere.get_run("1")
-    assert done is not None
-    assert (done.output, paid, script.asked) == ("done", [5], {0: 1, 1: 1})
+    outcome = await elsewhere.get_run("1")
+    assert outcome is not None
+    assert (outcome.output, paid, script.asked) == ("done", [5], {0: 1, 1: 1})
 
 
 async def test_approvals_survive_every_crash() -> None:

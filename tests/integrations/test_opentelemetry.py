@@ -98,7 +98,7 @@ async def order(step: Step) -> str:
 
 
 @pytest.mark.parametrize("dies_at", ["the first write", "the second write"])
-async def test_three_activations_a_crash_and_a_child_are_told_exactly(
+async def test_three_activations_a_crash_and_a_child_have_exact_spans(
     backend: Backend, dies_at: str
 ) -> None:
     clock = TestClock()
@@ -204,7 +204,7 @@ async def die_and_continue(fail_at: int, how: How, backend: Backend, calls: list
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-async def test_whatever_write_a_process_dies_at_nothing_is_counted_twice(how: How) -> None:
+async def test_nothing_is_counted_twice_whichever_write_a_process_dies_at(how: How) -> None:
     for fail_at in range(1, 100):
         backend, calls = Backend(), list[str]()
         has_died = await die_and_continue(fail_at, how, backend, calls)
@@ -314,7 +314,7 @@ async def test_a_returned_err_is_an_error(backend: Backend) -> None:
     assert (step.status.description, run.status.description) == ("no stock", "sold out")
 
 
-async def test_the_attributes_of_a_step_tell_where_it_is(backend: Backend) -> None:
+async def test_the_attributes_of_a_step_identify_it(backend: Backend) -> None:
     @workflow("parallel")
     async def parallel(step: Step) -> None:
         async def branch(what: str) -> None:
@@ -324,11 +324,11 @@ async def test_the_attributes_of_a_step_tell_where_it_is(backend: Backend) -> No
 
     runtime = Runtime(MemoryStore(), workflows=[parallel], around=[backend.telemetry()])
     await runtime.trigger(parallel, run_id="1")
-    found = [dict(span.attributes or {}) for span in backend.named("step do")]
-    assert {each["perdure.step.key"] for each in found} == {"do", "do#2"}
-    assert len({each["perdure.step.branch"] for each in found}) == 2
-    assert {each["perdure.run.id"] for each in found} == {"1"}
-    assert {each["perdure.step.kind"] for each in found} == {"step"}
+    attributes = [dict(span.attributes or {}) for span in backend.named("step do")]
+    assert {each["perdure.step.key"] for each in attributes} == {"do", "do#2"}
+    assert len({each["perdure.step.branch"] for each in attributes}) == 2
+    assert {each["perdure.run.id"] for each in attributes} == {"1"}
+    assert {each["perdure.step.kind"] for each in attributes} == {"step"}
 
 
 async def test_events_are_counted_by_delivery(backend: Backend) -> None:
@@ -342,8 +342,8 @@ async def test_events_are_counted_by_delivery(backend: Backend) -> None:
     await client.signal("1", "answer", dedup_id="a")
     await client.signal("1", "answer", dedup_id="a")
     await client.signal("2", "answer")
-    sent = backend.named("signal answer")
-    assert [span.kind for span in sent] == [SpanKind.PRODUCER] * 3
+    spans = backend.named("signal answer")
+    assert [span.kind for span in spans] == [SpanKind.PRODUCER] * 3
     metrics = backend.metrics()
     counts = [metrics["events.sent", each] for each in ("delivered", "duplicate", "unknown")]
     assert counts == [1, 1, 1]
@@ -392,7 +392,7 @@ def test_a_client_without_an_event_loop_passes_the_context(backend: Backend) -> 
     assert run.metadata["traceparent"].split("-")[2] == f"{id_of(trigger):016x}"
 
 
-async def test_large_metadata_of_the_user_lose_a_link_and_nothing_else(backend: Backend) -> None:
+async def test_large_metadata_of_the_user_only_loses_a_link(backend: Backend) -> None:
     runtime = Runtime(workflows=[order, ship], around=[backend.telemetry()])
     large = {"a": "x" * (MAX_METADATA - 10)}
     run = await runtime.trigger(order, metadata=large)
@@ -400,7 +400,7 @@ async def test_large_metadata_of_the_user_lose_a_link_and_nothing_else(backend: 
     assert run.metadata.keys() == {"a", "traceparent"}
 
 
-async def test_a_runtime_that_exists_can_be_instrumented(backend: Backend) -> None:
+async def test_an_existing_runtime_can_be_instrumented(backend: Backend) -> None:
     runtime = Runtime(workflows=[ship])
     instrument(runtime, tracer_provider=backend.tracers, meter_provider=backend.meters)
     await runtime.trigger(ship)

@@ -54,9 +54,9 @@ async def run(definition: Any, store: MemoryStore | None = None) -> Run:
     )
 
 
-def tool_values(done: Run) -> list[Any]:
+def tool_values(outcome: Run) -> list[Any]:
     """Return what is recorded of the tool calls of a run."""
-    return [step.value for step in done.history if "call_tool" in step.key]
+    return [step.value for step in outcome.history if "call_tool" in step.key]
 
 
 # --- What is recorded
@@ -70,9 +70,9 @@ async def test_requests_and_tool_calls_are_steps_with_pinned_names() -> None:
     async def pay(n: int) -> str:
         return f"receipt {n}"
 
-    done = await run(asking(agent))
-    assert done.output == "paid"
-    assert [(step.key, step.branch) for step in done.history] == [
+    outcome = await run(asking(agent))
+    assert outcome.output == "paid"
+    assert [(step.key, step.branch) for step in outcome.history] == [
         ("shop__model.request", "~agent:shop"),
         (PAY, "~agent:shop/call 1"),
         (f"{PAY}#2", "~agent:shop/call 2"),
@@ -101,8 +101,8 @@ async def test_an_agent_inside_a_step_is_part_of_that_step() -> None:
     async def ask(step: Step) -> str:
         return await step("greet", greet)
 
-    done = await run(ask)
-    assert (done.output, [step.key for step in done.history]) == ("hello", ["greet"])
+    outcome = await run(ask)
+    assert (outcome.output, [step.key for step in outcome.history]) == ("hello", ["greet"])
 
 
 async def test_ids_of_the_agents_run_are_the_same_on_every_replay() -> None:
@@ -129,7 +129,7 @@ async def test_ids_of_the_agents_run_are_the_same_on_every_replay() -> None:
 @pytest.mark.parametrize("mode", ["parallel", "parallel_ordered_events", "sequential"])
 async def test_a_crash_repeats_only_what_was_not_recorded(mode: str) -> None:
     script = Script(
-        calls(("pay", {"n": 1}), ("pay", {"n": 2})), lambda seen: says(f"{returned(seen)}")
+        calls(("pay", {"n": 1}), ("pay", {"n": 2})), lambda messages: says(f"{returned(messages)}")
     )
     agent = shop(script, parallel_tools=mode)
 
@@ -140,17 +140,17 @@ async def test_a_crash_repeats_only_what_was_not_recorded(mode: str) -> None:
             await asyncio.sleep(0)
         return f"receipt {n}"
 
-    done = await explore_crashes(asking(agent), compare="shape")
-    assert done.crashes == 12
-    assert set(done.steps) == {"shop__model.request", PAY}
+    report = await explore_crashes(asking(agent), compare="shape")
+    assert report.crashes == 12
+    assert set(report.steps) == {"shop__model.request", PAY}
     if mode == "sequential":
         # In parallel, a crash after the record of one tool may cut off another.
-        assert all("before" in where for each in done.repeats.values() for where in each)
+        assert all("before" in where for each in report.repeats.values() for where in each)
 
 
-async def test_a_run_that_is_replayed_after_every_record_gives_the_same() -> None:
+async def test_a_run_that_is_replayed_after_every_record_has_the_same_output() -> None:
     script = Script(
-        calls(("pay", {"n": 1}), ("pay", {"n": 2})), lambda seen: says(f"{returned(seen)}")
+        calls(("pay", {"n": 1}), ("pay", {"n": 2})), lambda messages: says(f"{returned(messages)}")
     )
     agent = shop(script)
 
@@ -158,15 +158,15 @@ async def test_a_run_that_is_replayed_after_every_record_gives_the_same() -> Non
     async def pay(n: int) -> str:
         return f"receipt {n}"
 
-    done = await explore_crashes(asking(agent), always_replay=True, compare="shape")
-    assert done.crashes >= 30
+    report = await explore_crashes(asking(agent), always_replay=True, compare="shape")
+    assert report.crashes >= 30
 
 
 async def test_results_belong_to_their_calls_when_tools_end_in_another_order() -> None:
     """Between two activations, the order in which parallel tools end is reversed."""
     script = Script(
         calls(("pay", {"n": 1}), ("pay", {"n": 2}), ("pay", {"n": 3})),
-        lambda seen: says(f"{returned(seen)}"),
+        lambda messages: says(f"{returned(messages)}"),
     )
     agent, started = shop(script, parallel_tools="parallel"), Counter[int]()
     crashed = asyncio.Event()
@@ -189,9 +189,9 @@ async def test_results_belong_to_their_calls_when_tools_end_in_another_order() -
     second = Runtime(store, workflows=[definition], clock=clock)
     await clock.advance("5m")
     await second.sweep()
-    done = await second.get_run("1")
-    assert done is not None
-    assert (done.output, started[2]) == ("[10, 20, 30]", 1)
+    outcome = await second.get_run("1")
+    assert outcome is not None
+    assert (outcome.output, started[2]) == ("[10, 20, 30]", 1)
 
 
 async def test_records_are_found_when_the_library_starts_other_tasks() -> None:
@@ -228,9 +228,9 @@ async def test_records_are_found_when_the_library_starts_other_tasks() -> None:
     await Runtime(store, workflows=[definition], clock=clock, suspend_after=0).sweep()
     await clock.advance("2d")
     await Runtime(store, workflows=[definition], clock=clock, suspend_after=0).sweep()
-    done = await runtime.get_run("1")
-    assert done is not None
-    assert (done.status, paid, script.asked) == ("completed", 1, {0: 1, 1: 1, 2: 1})
+    outcome = await runtime.get_run("1")
+    assert outcome is not None
+    assert (outcome.status, paid, script.asked) == ("completed", 1, {0: 1, 1: 1, 2: 1})
 
 
 async def test_agents_in_one_gather_keep_their_records_apart() -> None:
@@ -245,14 +245,14 @@ async def test_agents_in_one_gather_keep_their_records_apart() -> None:
     async def pay(n: int) -> int:
         return n
 
-    done = await run(ask)
-    assert done.output == [f"paid {n}" for n in range(4)]
-    assert sorted(each["result"] for each in tool_values(done)) == [0, 1, 2, 3]
+    outcome = await run(ask)
+    assert outcome.output == [f"paid {n}" for n in range(4)]
+    assert sorted(each["result"] for each in tool_values(outcome)) == [0, 1, 2, 3]
     explored = await explore_crashes(ask, compare="shape")
     assert explored.crashes >= 24
 
 
-async def test_two_runs_of_an_agent_in_one_workflow_are_two() -> None:
+async def test_two_runs_of_an_agent_in_one_workflow_have_separate_records() -> None:
     script = Script(says("first"), says("second"))
     agent = shop(script)
 
@@ -263,9 +263,9 @@ async def test_two_runs_of_an_agent_in_one_workflow_are_two() -> None:
         three = await agent.run("On", message_history=two.all_messages())
         return [one.output, two.output, three.output]
 
-    done = await run(ask)
-    assert done.output == ["first", "first", "second"]
-    assert len(done.history) == 3
+    outcome = await run(ask)
+    assert outcome.output == ["first", "first", "second"]
+    assert len(outcome.history) == 3
     await explore_crashes(ask, compare="shape", always_replay=True)
 
 
@@ -283,9 +283,9 @@ async def test_a_model_retry_is_recorded_as_a_value() -> None:
             raise ModelRetry("n must be positive")
         return "receipt"
 
-    done = await run(asking(agent))
-    assert (done.output, paid) == ("paid", [0, 1])
-    assert [each["kind"] for each in tool_values(done)] == ["model_retry", "tool_return"]
+    outcome = await run(asking(agent))
+    assert (outcome.output, paid) == ("paid", [0, 1])
+    assert [each["kind"] for each in tool_values(outcome)] == ["model_retry", "tool_return"]
     await explore_crashes(asking(agent), compare="shape")
 
 
@@ -392,16 +392,16 @@ async def test_a_record_that_cannot_be_read_does_not_run_the_tool_again() -> Non
 
 
 async def test_a_value_that_cannot_be_recorded_fails_clearly_and_is_not_retried() -> None:
-    agent, made = shop(Script(calls(("make", {}))), tool={"retry": 3}), 0
+    agent, attempts = shop(Script(calls(("make", {}))), tool={"retry": 3}), 0
 
     @agent.tool_plain
     async def make() -> Any:
-        nonlocal made
-        made += 1
+        nonlocal attempts
+        attempts += 1
         return object()
 
     failed = await run(asking(agent))
-    assert (failed.status, made) == ("failed", 1)
+    assert (failed.status, attempts) == ("failed", 1)
     assert "cannot be recorded" in str(failed.error)
 
 
@@ -455,9 +455,11 @@ def refunds(script: Script) -> tuple[Any, list[int]]:
         while isinstance(requests := result.output, DeferredToolRequests):
             answers = DeferredToolResults()
             for n, call in enumerate(requests.approvals):
-                said = await step.wait_for_event(f"ask {n}", f"approve {n}", returns=Refund)
-                ok = said is not None and said.approved
-                answers.approvals[call.tool_call_id] = ok or ToolDenied(said.why if said else "")
+                answer = await step.wait_for_event(f"ask {n}", f"approve {n}", returns=Refund)
+                ok = answer is not None and answer.approved
+                answers.approvals[call.tool_call_id] = ok or ToolDenied(
+                    answer.why if answer else ""
+                )
             result = await agent.run(
                 message_history=result.all_messages(), deferred_tool_results=answers
             )
@@ -469,7 +471,7 @@ def refunds(script: Script) -> tuple[Any, list[int]]:
 def approval_script() -> Script:
     return Script(
         calls(("refund", {"amount": 5}), ("refund", {"amount": 7})),
-        lambda seen: says(f"{returned(seen)}"),
+        lambda messages: says(f"{returned(messages)}"),
     )
 
 
@@ -482,9 +484,9 @@ async def test_an_approval_is_awaited_without_memory_and_continues_elsewhere() -
     await first.signal("1", "approve 0", Refund(approved=True))
     elsewhere = Runtime(store, workflows=[handle], suspend_after=0)
     await elsewhere.signal("1", "approve 1", Refund(approved=False, why="too much"))
-    done = await elsewhere.get_run("1")
-    assert done is not None
-    assert done.output == "['refunded 5', 'too much']"
+    outcome = await elsewhere.get_run("1")
+    assert outcome is not None
+    assert outcome.output == "['refunded 5', 'too much']"
     assert (paid, script.asked) == ([5], {0: 1, 1: 1})
 
 
@@ -496,7 +498,7 @@ async def test_approvals_survive_every_crash() -> None:
 
 
 async def test_a_tool_that_is_not_a_step_may_wait_and_call_steps() -> None:
-    script = Script(calls(("ask", {}), ("pay", {})), lambda seen: says(f"{returned(seen)}"))
+    script = Script(calls(("ask", {}), ("pay", {})), lambda messages: says(f"{returned(messages)}"))
     agent, paid = shop(script), 0
 
     @agent.tool_plain(metadata={"perdure": False})
@@ -515,9 +517,9 @@ async def test_a_tool_that_is_not_a_step_may_wait_and_call_steps() -> None:
     runtime = Runtime(store, workflows=[definition], suspend_after=0)
     assert (await runtime.trigger(definition, run_id="1")).status == "waiting"
     await Runtime(store, workflows=[definition]).signal("1", "answer", "yes")
-    done = await runtime.get_run("1")
-    assert done is not None
-    assert (done.output, paid) == ("['yes', 'receipt']", 1)
+    outcome = await runtime.get_run("1")
+    assert outcome is not None
+    assert (outcome.output, paid) == ("['yes', 'receipt']", 1)
     explored = await explore_crashes(definition, events={"answer": "yes"}, compare="shape")
     assert explored.crashes >= 12
 
@@ -595,9 +597,9 @@ async def test_a_dynamic_toolset_is_discovered_once() -> None:
         capabilities=[PerdureDurability()],
     )
 
-    done = await run(asking(agent))
-    assert done.output == "paid"
-    assert "shop__dynamic_toolset__tenant.call_tool:pay" in [step.key for step in done.history]
+    outcome = await run(asking(agent))
+    assert outcome.output == "paid"
+    assert "shop__dynamic_toolset__tenant.call_tool:pay" in [step.key for step in outcome.history]
     await explore_crashes(asking(agent), compare="shape")
 
 
@@ -610,16 +612,16 @@ async def test_tools_of_an_mcp_server_are_steps() -> None:
         paid += 1
         return f"paid {amount}"
 
-    script = Script(calls(("pay", {"amount": 5})), lambda seen: says(f"{returned(seen)}"))
+    script = Script(calls(("pay", {"amount": 5})), lambda messages: says(f"{returned(messages)}"))
     agent = Agent(
         script.model,
         name="shop",
         toolsets=[MCPToolset(server, id="bank")],
         capabilities=[PerdureDurability()],
     )
-    done = await run(asking(agent))
-    assert (done.output, paid) == ("['paid 5']", 1)
-    keys = [step.key for step in done.history]
+    outcome = await run(asking(agent))
+    assert (outcome.output, paid) == ("['paid 5']", 1)
+    keys = [step.key for step in outcome.history]
     assert "shop__mcp_server__bank.call_tool" in keys
     assert "shop__mcp_server__bank.get_tools" in keys
 
@@ -646,9 +648,9 @@ async def test_a_registered_model_is_chosen_by_its_id() -> None:
         other = await agent.run("Go", model="large")
         return [one.output, other.output]
 
-    done = await run(ask)
-    assert done.output == ["small", "large"]
-    assert [step.key for step in done.history] == [
+    outcome = await run(ask)
+    assert outcome.output == ["small", "large"]
+    assert [step.key for step in outcome.history] == [
         "shop__model.request",
         "shop__model.request.large",
     ]
@@ -684,9 +686,9 @@ async def test_each_event_is_handled_once(
     await runtime.trigger(definition, run_id="1")
     while await runtime.sweep():
         pass
-    done = await runtime.get_run("1")
-    assert done is not None
-    assert done.output == "all paid "
+    outcome = await runtime.get_run("1")
+    assert outcome is not None
+    assert outcome.output == "all paid "
     assert results == [1, 2]
 
 
@@ -697,8 +699,8 @@ async def test_the_deadline_of_an_agents_run_counts_from_its_first_start() -> No
     async def ask(step: Step) -> str:
         return str((await agent.run("Go", timeout=60)).output)
 
-    done = await run(ask)
-    assert [step.key for step in done.history] == ["shop__run_start_time", "shop__model.request"]
+    outcome = await run(ask)
+    assert [step.key for step in outcome.history] == ["shop__run_start_time", "shop__model.request"]
 
 
 async def test_a_cancelled_run_ends_while_a_tool_works() -> None:

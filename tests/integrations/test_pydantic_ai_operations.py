@@ -1,4 +1,4 @@
-"""What of an agent of pydantic-ai is recorded beside requests and plain tools."""
+"""What is recorded of an agent of pydantic-ai besides requests and plain tools."""
 
 import re
 from collections.abc import Callable
@@ -48,8 +48,8 @@ async def run(definition: Any) -> Run:
     return await Runtime(MemoryStore(), workflows=[definition]).trigger(definition, run_id="1")
 
 
-def keys_of(done: Run) -> list[str]:
-    return [step.key for step in done.history]
+def keys_of(outcome: Run) -> list[str]:
+    return [step.key for step in outcome.history]
 
 
 # --- Streams
@@ -63,8 +63,8 @@ async def test_a_streamed_response_is_recorded() -> None:
         async with agent.run_stream("Go") as result:
             return str(await result.get_output())
 
-    done = await run(ask)
-    assert (done.output, keys_of(done)) == ("hello Ana ", ["shop__model.request_stream"])
+    outcome = await run(ask)
+    assert (outcome.output, keys_of(outcome)) == ("hello Ana ", ["shop__model.request_stream"])
     explored = await explore_crashes(ask, always_replay=True, compare="shape")
     assert set(explored.steps) == {"shop__model.request_stream"}
 
@@ -89,8 +89,8 @@ async def test_a_replay_streams_the_same_events() -> None:
     runtime = Runtime(MemoryStore(clock=clock), workflows=[ask], clock=clock)
     await runtime.trigger(ask)
     await clock.advance("8h")
-    (done,) = await runtime.sweep()
-    assert done.output == "done"
+    (outcome,) = await runtime.sweep()
+    assert outcome.output == "done"
     first, replayed = streams
     assert len(first) > 4
     assert replayed == first
@@ -136,8 +136,8 @@ async def test_an_operation_of_another_capability_is_a_step() -> None:
             noted.append(text)
 
     agent = shop(Script(says("hello")), Notes())
-    done = await run(asking(agent))
-    assert keys_of(done) == ["shop__capability__notes.note", "shop__model.request"]
+    outcome = await run(asking(agent))
+    assert keys_of(outcome) == ["shop__capability__notes.note", "shop__model.request"]
     assert noted == ["started"]
     await explore_crashes(asking(agent), compare="shape")
 
@@ -158,8 +158,8 @@ async def test_retrying_a_run_repeats_the_tool_that_failed_and_no_request() -> N
     runtime = Runtime(MemoryStore(), workflows=[definition])
     failed = await runtime.trigger(definition, run_id="1")
     assert isinstance(failed.error, ConnectionError)
-    done = await runtime.retry("1")
-    assert (done.output, attempts, script.asked) == ("paid", 2, {0: 1, 1: 1})
+    outcome = await runtime.retry("1")
+    assert (outcome.output, attempts, script.asked) == ("paid", 2, {0: 1, 1: 1})
 
 
 async def test_ids_of_models_may_look_like_numbered_steps() -> None:
@@ -174,9 +174,9 @@ async def test_ids_of_models_may_look_like_numbered_steps() -> None:
     await explore_crashes(ask, compare="shape")
 
 
-async def test_a_record_of_today_can_be_read_tomorrow() -> None:
+async def test_the_format_of_records_does_not_change() -> None:
     """The names and the format of records are stored data."""
-    script = Script(calls(("pay", {})), lambda seen: says(f"{returned(seen)}"))
+    script = Script(calls(("pay", {})), lambda messages: says(f"{returned(messages)}"))
     agent = shop(script)
 
     @agent.tool_plain
@@ -227,8 +227,8 @@ def dynamic(*tools: Callable[..., Any], **options: Any) -> DynamicToolset[Any]:
 async def test_the_model_corrects_arguments_for_a_dynamic_tool() -> None:
     script = Script(
         calls(("double", {"n": "many"})),
-        lambda seen: calls(("double", {"n": len(returned(seen))})),  # one complaint
-        lambda seen: says(f"{returned(seen)}"),
+        lambda messages: calls(("double", {"n": len(returned(messages))})),  # one complaint
+        lambda messages: says(f"{returned(messages)}"),
     )
     definition = asking(shop(script, toolsets=[dynamic(double)]))
     assert (await run(definition)).output == "[2]"
@@ -238,25 +238,25 @@ async def test_the_model_corrects_arguments_for_a_dynamic_tool() -> None:
 async def test_a_model_retry_of_a_dynamic_tool_is_recorded_as_a_value() -> None:
     script = Script(calls(("refuse", {"n": 1})), says("sorry"))
     definition = asking(shop(script, toolsets=[dynamic(refuse)]))
-    done = await run(definition)
-    [record] = [step for step in done.history if step.key.endswith("call_tool:refuse")]
-    assert (done.output, record.ok) == ("sorry", True)
+    outcome = await run(definition)
+    [record] = [step for step in outcome.history if step.key.endswith("call_tool:refuse")]
+    assert (outcome.output, record.ok) == ("sorry", True)
     assert record.value == {"message": "not 1", "kind": "model_retry"}
 
 
-async def test_a_dynamic_tool_can_be_no_step() -> None:
-    script = Script(calls(("double", {"n": 3})), lambda seen: says(f"{returned(seen)}"))
+async def test_a_dynamic_tool_can_be_excluded_from_steps() -> None:
+    script = Script(calls(("double", {"n": 3})), lambda messages: says(f"{returned(messages)}"))
     toolset = dynamic(double, metadata={"perdure": False})
-    done = await run(asking(shop(script, toolsets=[toolset])))
-    assert done.output == "[6]"
-    assert not any("call_tool" in key for key in keys_of(done))
+    outcome = await run(asking(shop(script, toolsets=[toolset])))
+    assert outcome.output == "[6]"
+    assert not any("call_tool" in key for key in keys_of(outcome))
 
 
 async def test_instructions_of_a_dynamic_toolset_reach_the_model_on_a_replay() -> None:
-    seen = list[str | None]()
+    observations = list[str | None]()
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        seen.append(info.instructions)
+        observations.append(info.instructions)
         n = sum(isinstance(message, ModelResponse) for message in messages)
         return [calls(("double", {"n": 3})), says("done")][n]
 
@@ -271,9 +271,9 @@ async def test_instructions_of_a_dynamic_toolset_reach_the_model_on_a_replay() -
     await runtime.trigger(definition, run_id="1")
     while await runtime.sweep():
         pass
-    done = await runtime.get_run("1")
-    assert done is not None
-    assert (done.output, seen) == ("done", ["Be brief.", "Be brief."])
+    outcome = await runtime.get_run("1")
+    assert outcome is not None
+    assert (outcome.output, observations) == ("done", ["Be brief.", "Be brief."])
 
 
 async def test_a_toolset_that_executes_nothing_may_arrive_with_a_run() -> None:

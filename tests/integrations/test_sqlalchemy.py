@@ -141,11 +141,11 @@ async def test_a_lost_answer_does_not_reserve_twice(place: Place) -> None:
 
 
 async def test_options_are_those_of_the_session(place: Place) -> None:
-    seen: list[bool] = []
+    observations: list[bool] = []
 
     async def look(connection: Any) -> None:
         async with session(connection, expire_on_commit=False, info={"by": "ana"}) as db:
-            seen.append(db.sync_session.expire_on_commit)
+            observations.append(db.sync_session.expire_on_commit)
             assert db.info == {"by": "ana"}
 
     @workflow("look")
@@ -155,10 +155,10 @@ async def test_options_are_those_of_the_session(place: Place) -> None:
     store = place.store()
     run = await Runtime(store, workflows=[look_once]).trigger(look_once)
     await store.close()
-    assert (run.error, seen) == (None, [False])
+    assert (run.error, observations) == (None, [False])
 
 
-async def test_a_sqlite_store_says_that_it_cannot(tmp_path: Any) -> None:
+async def test_a_sqlite_store_refuses_sessions(tmp_path: Any) -> None:
     @workflow("try")
     async def try_once(step: Step) -> None:
         await step.transaction("reserve", reserve, "a")

@@ -86,10 +86,10 @@ async def test_a_run_is_started_followed_and_signalled(
 ) -> None:
     location = await started(http)
     async with Worker(runtime):
-        sent = await http.post(f"{location}/events/name", json="Ana")
+        response = await http.post(f"{location}/events/name", json="Ana")
         run_id = (await http.get(location)).json()["id"]
         await runtime.result(run_id)
-    assert (sent.status_code, sent.json()) == (202, {"delivery": "delivered"})
+    assert (response.status_code, response.json()) == (202, {"delivery": "delivered"})
     run = (await http.get(location)).json()
     assert run["status"] == "completed"
     assert run["output"] == {"text": "hello Ana (ana@shop)", "at": "2026-01-02T00:00:00Z"}
@@ -270,7 +270,7 @@ async def test_without_auth_everything_is_refused(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("allowed", [None, False, 1, "yes"])
-async def test_only_the_truth_lets_a_request_in(runtime: Runtime, allowed: Any) -> None:
+async def test_only_true_lets_a_request_in(runtime: Runtime, allowed: Any) -> None:
     async def auth(request: Request) -> Any:
         return allowed
 
@@ -278,7 +278,7 @@ async def test_only_the_truth_lets_a_request_in(runtime: Runtime, allowed: Any) 
         assert (await http.get("/1")).status_code == 403
 
 
-async def test_a_hook_may_answer_itself(runtime: Runtime) -> None:
+async def test_a_hook_may_return_a_response(runtime: Runtime) -> None:
     async def auth(request: Request) -> bool | Response:
         return request.headers.get("x-token") == "t" or PlainTextResponse("sign in", 401)
 
@@ -344,7 +344,7 @@ async def test_a_stream_shows_each_change_and_ends_with_the_run(runtime: Runtime
     await stream.task
 
 
-async def test_a_browser_that_has_seen_the_end_is_sent_away(http: httpx.AsyncClient) -> None:
+async def test_a_browser_that_reconnects_after_the_end_gets_204(http: httpx.AsyncClient) -> None:
     answer = await http.get("/api/runs/1/stream", headers={"Last-Event-ID": "over"})
     assert answer.status_code == 204
 
@@ -395,7 +395,7 @@ async def test_progress_is_streamed_while_a_step_runs() -> None:
         await stream.task
 
 
-async def test_it_serves_alone_too(runtime: Runtime) -> None:
+async def test_it_can_be_served_without_another_app(runtime: Runtime) -> None:
     sent: list[Any] = []
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 

@@ -154,7 +154,7 @@ async def test_the_run_exists_when_the_transaction_commits(way: tuple[Place, Con
         stored = await client.get_run("1")
         assert stored is not None
         assert (stored.status, stored.tags) == ("queued", {"é": "ü"})
-        assert [found.id for found in await client.list_runs(tags={"é": "ü"})] == ["1"]
+        assert [each.id for each in await client.list_runs(tags={"é": "ü"})] == ["1"]
 
 
 async def test_no_run_is_left_when_the_transaction_rolls_back(way: tuple[Place, Connect]) -> None:
@@ -239,7 +239,7 @@ async def test_a_finished_run_is_not_started_again_in_a_transaction(place: Place
             )
 
 
-async def test_a_new_sqlite_file_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_new_sqlite_file_is_refused_at_once(tmp_path: Path) -> None:
     """The store cannot create its tables while the caller's transaction has locked the file."""
     path = tmp_path / "new.db"
     with closing(sqlite3.connect(path)) as connection:
@@ -279,7 +279,7 @@ async def test_a_transactional_step_starts_a_run_exactly_once(place: Place) -> N
     async with Runtime(place.url, workflows=[ship, order]) as runtime:
         run = await runtime.trigger(order, run_id="order")
         assert isinstance(run.error, Oops)
-        assert {found.id for found in await runtime.list_runs()} == {"kept", "order"}
+        assert {each.id for each in await runtime.list_runs()} == {"kept", "order"}
 
 
 # --- kill -9

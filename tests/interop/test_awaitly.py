@@ -65,11 +65,11 @@ class Sides:
 
 def run(command: Sequence[str | Path], ends_with: int) -> str:
     """Return the output of a program, which must exit with this status."""
-    done = subprocess.run(
+    process = subprocess.run(
         command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == ends_with, done.stderr
-    return done.stdout
+    assert process.returncode == ends_with, process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="session")
@@ -112,9 +112,9 @@ async def test_node_continues_a_run_of_python(sides: Sides) -> None:
 
 async def test_one_save_makes_a_journaled_run_readable_for_node(sides: Sides, store: Store) -> None:
     sides.python(crash_in="charge", whole=False)
-    left = await store.load(RUN)
-    assert left is not None
-    await store.save(RUN, left)
+    snapshot = await store.load(RUN)
+    assert snapshot is not None
+    await store.save(RUN, snapshot)
     assert sides.node() == {"ok": True, "value": BOUGHT}
     assert sides.effects() == ["python user", "python quote", "node charge"]
 

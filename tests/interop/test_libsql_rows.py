@@ -87,17 +87,17 @@ async def test_a_failure_is_read_with_its_cause(store: Any) -> None:
 
 async def test_the_row_is_written_as_awaitly_reads_it(store: Any, rows_url: str) -> None:
     """After each step the row contains the whole snapshot in format version 1, as JSON text."""
-    seen: list[Any] = []
+    observations: list[Any] = []
 
     async def look() -> None:
-        seen.extend(query(rows_url, ("SELECT id, snapshot FROM awaitly_snapshots",)))
+        observations.extend(query(rows_url, ("SELECT id, snapshot FROM awaitly_snapshots",)))
 
     async def function(step: Step) -> None:
         await workflow(step)
         await step("look", look)
 
     await durable.run({}, function, id="run", store=SnapshotOnlyStore(store))
-    [[id, text]] = seen
+    [[id, text]] = observations
     snapshot = json.loads(text)
     assert id == "run"
     assert snapshot["formatVersion"] == 1

@@ -68,10 +68,10 @@ async def make() -> Made:
 
 @workflow("order")
 async def order(step: Step, payload: dict[str, int]) -> list[Any]:
-    made = await step("a", make)
+    value = await step("a", make)
     await step.sleep("nap", 60)
     answer = await step.wait_for_event("ev", "go", timeout=60)
-    return [made.d.year, made.n, payload["x"], answer]
+    return [value.d.year, value.n, payload["x"], answer]
 
 
 @pytest.fixture

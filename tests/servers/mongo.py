@@ -128,5 +128,5 @@ def _check_no_clients(client: "pymongo.MongoClient[Any]") -> None:
             {"$project": {"client": 1, "appName": 1, "clientMetadata.driver": 1}},
         ]
     )
-    if left := list(operations):
-        raise NotReady(f"the test left connections open: {left}")
+    if open_operations := list(operations):
+        raise NotReady(f"the test left connections open: {open_operations}")

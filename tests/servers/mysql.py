@@ -90,8 +90,8 @@ def _await_no_connections(server: Server, database: str) -> None:
     """Wait for the server to notice closed connections; fail if some were left open."""
 
     def attempt() -> None:
-        if left := _connections(server, database):
-            raise NotReady(f"the test left connections to {database} open: {left}")
+        if open_connections := _connections(server, database):
+            raise NotReady(f"the test left connections to {database} open: {open_connections}")
 
     eventually(attempt, retry_on=(NotReady,), connect_timeout=10)
 

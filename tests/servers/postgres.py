@@ -124,8 +124,8 @@ def await_no_connections(server: Server, database: str) -> None:
 
     def attempt() -> None:
         with psycopg.connect(server.url) as connection:
-            left = connection.execute(find, [database]).fetchall()
-        if left:
-            raise NotReady(f"the test left connections to {database} open: {left}")
+            open_connections = connection.execute(find, [database]).fetchall()
+        if open_connections:
+            raise NotReady(f"the test left connections to {database} open: {open_connections}")
 
     eventually(attempt, retry_on=(NotReady,), connect_timeout=10)

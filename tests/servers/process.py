@@ -195,15 +195,17 @@ def launch(
 
 def run_once(command: Sequence[str], folder: Path, account: str | None = None) -> None:
     """Run a set-up program under the server's account, and wait for it."""
-    done = subprocess.run(
+    process = subprocess.run(
         [*(["setpriv", *identity(account), "--"] if identity(account) else []), *command],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise ServerFailed(f"{command[0]} gave {done.returncode}: {done.stderr or done.stdout}")
+    if process.returncode:
+        raise ServerFailed(
+            f"{command[0]} gave {process.returncode}: {process.stderr or process.stdout}"
+        )
 
 
 def identity(account: str | None) -> list[str]:
@@ -263,13 +265,13 @@ def _exists(pid: int) -> bool:
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
         # A thread may end after it was listed and before it is read.
         with suppress(FileNotFoundError, ProcessLookupError):
             for child in map(int, listing.read_text().split()):
-                found += [child, *_descendants(child)]
-    return found
+                pids += [child, *_descendants(child)]
+    return pids
 
 
 def eventually(

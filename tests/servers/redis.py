@@ -143,11 +143,11 @@ def _urls(server: Server) -> list[str]:
 
 
 def _keys(server: Server) -> set[bytes]:
-    found: set[bytes] = set()
+    other_keys: set[bytes] = set()
     for url in _urls(server):
         with _client(url) as client:
-            found.update(client.scan_iter(count=1000))
-    return found
+            other_keys.update(client.scan_iter(count=1000))
+    return other_keys
 
 
 def _clear(server: Server, prefix: str) -> set[bytes]:
@@ -172,9 +172,9 @@ def _await_no_clients(server: Server) -> None:
     def attempt() -> None:
         for url in _urls(server):
             with _client(url) as client:
-                left = [c for c in client.client_list() if c["cmd"] != "client|list"]
-            if left:
-                raise NotReady(f"the test left connections to {url} open: {left}")
+                open_clients = [c for c in client.client_list() if c["cmd"] != "client|list"]
+            if open_clients:
+                raise NotReady(f"the test left connections to {url} open: {open_clients}")
 
     if server.ours:
         eventually(attempt, retry_on=(NotReady,), connect_timeout=10)

@@ -13,18 +13,18 @@ from tests.servers.proxy import TcpProxy
 @asynccontextmanager
 async def echo_server() -> AsyncIterator[tuple[int, list[bytes]]]:
     """Start a server that echoes each line; yield its URL and the lines it has received."""
-    seen: list[bytes] = []
+    observations: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            seen.append(line)
+            observations.append(line)
             writer.write(line)
             await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield server.sockets[0].getsockname()[1], seen
+        yield server.sockets[0].getsockname()[1], observations
     finally:
         server.close()
 

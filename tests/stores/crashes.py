@@ -176,8 +176,8 @@ async def check_move(store: FullStore, crashing: FullStore, clock: TestClock, ve
     for run in await store.list():
         assert run.workflow is not None
         exactly = [Drivable(run.workflow, run.version, run.version)]
-        (found,) = await store.claim("bob", HOUR, 5, drives=exactly, queues={run.queue: 5})
-        assert (found.lease.id, found.queue, found.version) == ("run", run.queue, run.version)
+        (claimed,) = await store.claim("bob", HOUR, 5, drives=exactly, queues={run.queue: 5})
+        assert (claimed.lease.id, claimed.queue, claimed.version) == ("run", run.queue, run.version)
         await clock.advance(3 * HOUR)
         assert list(await store.queues(clock.now(), 5)) == ([run.queue] if run.queue else [])
     return finished

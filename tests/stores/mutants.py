@@ -160,8 +160,8 @@ class ListsByPattern(MemoryBackend):
         raise NotImplementedError
 
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
-        found = await super().search(replace(query, prefix=""), 100_000, after)
-        return Found([run for run in found.runs if self.matches(run.id, query.prefix)][:limit])
+        page = await super().search(replace(query, prefix=""), 100_000, after)
+        return Found([run for run in page.runs if self.matches(run.id, query.prefix)][:limit])
 
 
 @caught_by("test_prefix_is_exact_and_case_sensitive")
@@ -180,8 +180,8 @@ class ListsWithWildcards(ListsByPattern):
 class LimitsBeforeSorting(MemoryBackend):
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
         first = [self._id(run) for run in self._mine()][:limit]
-        found = await super().search(query, 100_000, after)
-        return Found([run for run in found.runs if run.id in first])
+        page = await super().search(query, 100_000, after)
+        return Found([run for run in page.runs if run.id in first])
 
 
 @caught_by("test_a_limit_of_zero_returns_nothing")

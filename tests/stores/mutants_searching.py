@@ -323,9 +323,9 @@ class RepeatsTheLastMessage(MemoryBackend):
 class NeedsTheLastMessage(MemoryBackend):
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         messages = await super().inbox(id, None, None)
-        known = [message.id for message in messages]
-        first = known.index(after) + 1 if after in known else 0
-        if after is not None and after not in known:
+        message_ids = [message.id for message in messages]
+        first = message_ids.index(after) + 1 if after in message_ids else 0
+        if after is not None and after not in message_ids:
             return []
         return messages[first:][:limit]
 
@@ -391,25 +391,25 @@ class SearchesFromTheStart(MemoryBackend):
 @caught_by("test_a_found_run_is_described")
 class DescribesTooLittle(MemoryBackend):
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
-        found = await super().search(query, limit, after)
-        return Found([replace(run, summary=b"", wake_at=None) for run in found.runs])
+        page = await super().search(query, limit, after)
+        return Found([replace(run, summary=b"", wake_at=None) for run in page.runs])
 
 
 @caught_by("test_lists_and_searches_leave_out_system_runs")
 class ShowsSystemRuns(MemoryBackend):
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
-        found = await super().search(query, limit, after)
+        page = await super().search(query, limit, after)
         hidden = await super().search(replace(query, prefix="~"), limit, after)
-        return Found([*found.runs, *hidden.runs][:limit])
+        return Found([*page.runs, *hidden.runs][:limit])
 
 
 @caught_by("test_a_search_takes_no_lease_and_writes_nothing")
 class LeasesWhatItFinds(MemoryBackend):
     async def search(self, query: Query, limit: int, after: Position | None) -> Found:
-        found = await super().search(query, limit, after)
-        for run in found.runs:
+        page = await super().search(query, limit, after)
+        for run in page.runs:
             await self.acquire([LeaseRequest(run.id, "search", timedelta(hours=1))])
-        return found
+        return page
 
 
 @caught_by("test_a_bad_query_is_refused")

@@ -310,7 +310,7 @@ class TestTimeToLive:
         await asyncio.sleep(2.1)
         assert await documents.keys() == ["extended", "kept", "replaced"]
 
-    async def test_a_key_set_again_after_it_expired_is_there(self, documents: Documents) -> None:
+    async def test_a_key_set_again_after_it_expired_exists(self, documents: Documents) -> None:
         await documents.set("worker:a", "1", ttl=BLINK)
         await asyncio.sleep(PAUSE)
         await documents.set("worker:a", "2", ttl="1h")
@@ -326,9 +326,9 @@ class TestHostileInput:
         assert list(values) == [f"value of {key}" for key in HOSTILE]
         assert await documents.keys() == sorted(HOSTILE)
         for key in HOSTILE:
-            found = await documents.keys(f"{key.partition('*')[0]}*")
-            assert key in found
-            assert all(each.startswith(key.partition("*")[0]) for each in found)
+            keys = await documents.keys(f"{key.partition('*')[0]}*")
+            assert key in keys
+            assert all(each.startswith(key.partition("*")[0]) for each in keys)
         for key in HOSTILE:
             assert await documents.replace(key, f"value of {key}", key * 2)
             assert await documents.get(key) == key * 2
@@ -384,7 +384,7 @@ class TestWithStores:
         await open_store(prefix="a").documents.set("view:a", "1")
         assert await open_store(prefix="a").documents.get("view:a") == "1"
 
-    async def test_runs_and_documents_are_apart(self, store: Any) -> None:
+    async def test_runs_and_documents_are_separate(self, store: Any) -> None:
         await store.documents.set("run", "1")
         assert list(await store.list()) == []
         assert await store.load("run") is None

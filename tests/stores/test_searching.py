@@ -72,17 +72,19 @@ def test_a_bad_cursor_is_refused(cursor: object) -> None:
 
 
 @given(st.lists(st.tuples(NAMES, st.integers(0, 3)), unique_by=lambda pair: pair[0]), st.booleans())
-def test_pages_make_up_the_whole(ids: list[tuple[str, int]], oldest_first: bool) -> None:
+def test_pages_contain_every_run_once_in_order(
+    ids: list[tuple[str, int]], oldest_first: bool
+) -> None:
     """Runs that were updated at the same time are ordered by their ids."""
     runs = [run(f"r{id}", minutes) for id, minutes in ids]
     query = Query(oldest_first=oldest_first)
-    found: list[RunSummary] = []
+    collected_runs: list[RunSummary] = []
     position = None
     while page := find(runs, query, 2, position).runs:
-        found += page
+        collected_runs += page
         position = Position(page[-1].updated_at, page[-1].id)
     ordered = sorted(runs, key=lambda run: (run.updated_at, run.id), reverse=not oldest_first)
-    assert found == ordered
+    assert collected_runs == ordered
 
 
 def test_only_statuses_and_workflows_are_counted_by_index() -> None:

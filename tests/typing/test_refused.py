@@ -22,19 +22,19 @@ Lines = dict[int, str]
 def mypy(path: Path) -> Lines:
     """Return mypy's errors by line."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--no-pretty", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert not done.stderr, done.stderr
-    errors = re.findall(r"^.*?:(\d+): error: (.*)$", done.stdout, re.MULTILINE)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not process.stderr, process.stderr
+    errors = re.findall(r"^.*?:(\d+): error: (.*)$", process.stdout, re.MULTILINE)
     return {int(line): message for line, message in errors}
 
 
 def pyright(path: Path) -> Lines:
     """Return pyright's errors by line."""
     command = [sys.executable, "-m", "pyright", "--outputjson", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         diagnostic["range"]["start"]["line"] + 1: diagnostic["message"]
-        for diagnostic in json.loads(done.stdout)["generalDiagnostics"]
+        for diagnostic in json.loads(process.stdout)["generalDiagnostics"]
         if diagnostic["severity"] == "error"
     }
 

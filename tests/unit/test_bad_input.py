@@ -87,7 +87,7 @@ async def of_three(step: Step, payload: int, more: int) -> None: ...
 
 
 @workflow("known")
-async def known(step: Step, payload: int = 0) -> int:
+async def known_workflow(step: Step, payload: int = 0) -> int:
     return payload
 
 
@@ -115,11 +115,11 @@ async def async_generator() -> AsyncGenerator[None]:
 
 
 def runtime() -> Runtime:
-    return Runtime(MemoryStore(), workflows=[known])
+    return Runtime(MemoryStore(), workflows=[known_workflow])
 
 
 def client() -> Client:
-    return Client(MemoryStore(), workflows=[known])
+    return Client(MemoryStore(), workflows=[known_workflow])
 
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -365,7 +365,7 @@ CASES: dict[str, Case] = {
         of(Client),
         {
             "store": (*NO_STORE_OR_URL, None),
-            "workflows": (5, [5], [body], known),
+            "workflows": (5, [5], [body], known_workflow),
             "around": NO_MIDDLEWARE,
             "clock": NO_CLOCK,
             "random": (5, "x", Random),
@@ -381,7 +381,7 @@ CASES: dict[str, Case] = {
             "connection": ANYTHING,  # no connection fits a memory store: see tests/stores
             **START,
         },
-        {"workflow": known, "payload": 1},
+        {"workflow": known_workflow, "payload": 1},
     ),
     "Client.trigger_many": Case(
         lambda: client().trigger_many,
@@ -391,7 +391,7 @@ CASES: dict[str, Case] = {
             "run_ids": ([], ["a", "b"], "a", [5], ["~"]),
             **START,
         },
-        {"workflow": known, "payloads": [1]},
+        {"workflow": known_workflow, "payloads": [1]},
     ),
     "Keep": Case(
         of(Keep),
@@ -412,7 +412,7 @@ CASES: dict[str, Case] = {
             "tags": START["tags"],
             **SCHEDULE,
         },
-        {"name": "daily", "workflow": known, "payload": 1, "every": "1h"},
+        {"name": "daily", "workflow": known_workflow, "payload": 1, "every": "1h"},
     ),
     "Client.get_schedule": Case(
         lambda: client().get_schedule, {"name": (*NO_NAME, *RESERVED)}, {"name": "daily"}
@@ -443,7 +443,7 @@ CASES: dict[str, Case] = {
             "start": ("x", [], {"a": 1}),
             "dedup_id": ("", 5, "x" * 513, *RESERVED),
         },
-        {"workflow": known, "run_id": "r", "event": "add", "start": 1},
+        {"workflow": known_workflow, "run_id": "r", "event": "add", "start": 1},
     ),
     "Client.ask": Case(
         lambda: client().ask,
@@ -468,7 +468,7 @@ CASES: dict[str, Case] = {
         of(sync.Client),
         {
             "store": (*NO_STORE_OR_URL, None),
-            "workflows": (5, [5], [body], known),
+            "workflows": (5, [5], [body], known_workflow),
             "around": NO_MIDDLEWARE,
         },
         {"store": MemoryStore()},
@@ -478,7 +478,7 @@ CASES: dict[str, Case] = {
         {
             "deps": (no_context_manager, opens_with, async_generator),
             "store": NO_STORE_OR_URL,
-            "workflows": (5, [5], [body], known),
+            "workflows": (5, [5], [body], known_workflow),
             "around": NO_MIDDLEWARE,
             "lease_ttl": (*NO_DURATION, 0),
             "suspend_after": NO_DURATION,
@@ -493,7 +493,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "Runtime.register": Case(
-        lambda: runtime().register, {"definition": (5, None, body)}, {"definition": known}
+        lambda: runtime().register, {"definition": (5, None, body)}, {"definition": known_workflow}
     ),
     "Runtime.add_middleware": Case(
         lambda: runtime().add_middleware,
@@ -510,7 +510,7 @@ CASES: dict[str, Case] = {
             "connection": ANYTHING,  # no connection fits a memory store: see tests/stores
             **START,
         },
-        {"workflow": known, "payload": 1},
+        {"workflow": known_workflow, "payload": 1},
     ),
     "Runtime.resume": Case(
         lambda: runtime().resume, {"run_id": NO_NAME, "wait": NO_FLAG}, {"run_id": "r"}
@@ -645,12 +645,12 @@ async def call(case: Case, **changed: Any) -> None:
         await result
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     return re.sub(r"[^ -~]| at 0x\w+", "", repr(value))[:30]
 
 
 ROWS = [
-    pytest.param(case, parameter, value, id=f"{name}({parameter}={shown(value)})")
+    pytest.param(case, parameter, value, id=f"{name}({parameter}={short_repr(value)})")
     for name, case in CASES.items()
     for parameter, values in case.bad.items()
     for value in values

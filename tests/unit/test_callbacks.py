@@ -1,4 +1,4 @@
-"""Answers over HTTP: what each request is told, and that a stranger learns nothing."""
+"""Answers over HTTP: the response to each request, and that strangers learn nothing."""
 
 import json
 from typing import Any, NamedTuple
@@ -71,9 +71,9 @@ async def token_of(runtime: Runtime, definition: Any, payload: Any = None) -> st
 
 async def test_a_question_is_shown_and_approved(runtime: Runtime, app: CallbackApp) -> None:
     token = await token_of(runtime, ships, 40)
-    shown = await request(app, "GET", f"/{token}")
-    assert (shown.status, shown.body["question"]) == (200, "Ship 40 t?")
-    assert shown.body["data"] == {"tons": 40}
+    response = await request(app, "GET", f"/{token}")
+    assert (response.status, response.body["question"]) == (200, "Ship 40 t?")
+    assert response.body["data"] == {"tons": 40}
     body = json.dumps({"approved": True, "by": "ana", "value": 7}).encode()
     assert (await request(app, "POST", f"/{token}", body)).body == {"answered": True}
     await runtime.sweep()
@@ -114,9 +114,9 @@ async def test_a_stranger_cannot_tell_which_runs_exist(
     await runtime.cancel("r/ä")
     cancelled = await request(app, method, f"/{forged}", yes)
     await runtime.delete("r/ä")
-    gone = [await request(app, method, f"/{token}", yes) for token in (forged, own)]
+    responses = [await request(app, method, f"/{token}", yes) for token in (forged, own)]
     assert waiting.status == 410
-    assert [cancelled, *gone] == [waiting] * 3
+    assert [cancelled, *responses] == [waiting] * 3
 
 
 @pytest.mark.parametrize("token", ["x", "", "../x", "0" * 32, "0" * 32 + "."])

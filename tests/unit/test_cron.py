@@ -94,10 +94,10 @@ def test_years_equal_a_walk_minute_by_minute(expr: str, tz: str) -> None:
 def on(day: datetime, expr: str, tz: str) -> list[str]:
     """Return the local times of a day, with their offsets, at which the expression occurs."""
     cron, zone = Cron(expr, tz), ZoneInfo(tz)
-    time, found = day.replace(tzinfo=zone) - MINUTE, []
+    time, times = day.replace(tzinfo=zone) - MINUTE, []
     while (time := cron.next(time).astimezone(zone)).date() == day.date():
-        found.append(f"{time:%H:%M%z}")
-    return found
+        times.append(f"{time:%H:%M%z}")
+    return times
 
 
 SPRING, AUTUMN = datetime(2026, 3, 29), datetime(2026, 10, 25)

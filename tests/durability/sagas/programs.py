@@ -35,13 +35,13 @@ class World:
         self.store: Store = MemoryStore()
 
     def open(self, clock: Clock) -> Store:
-        """Begin a new life."""
+        """Start a new process."""
         self.effects = []
         self.clock, self.store = clock, MemoryStore(clock=clock)
         return self.store
 
     def use(self, store: Store) -> None:
-        """Begin a new life on a store that has the system's clock."""
+        """Start a new process on a store with the system clock."""
         self.effects = []
         self.clock, self.store = SystemClock(), store
 

@@ -351,14 +351,14 @@ class Activation:
         command, token = self._commands[path], self._begin(path)
         assert isinstance(command, lang.LeaveTask)
 
-        async def left() -> None:
+        async def leftover_task() -> None:
             await asyncio.sleep(command.after / 1000)
             if command.calls == "step":
                 await self._refused(path, lambda: self._step("left", asyncio.sleep, 0.2))
             elif command.calls == "sleep":
                 await self._refused(path, lambda: self._step.sleep("left", 0.05))
 
-        task = asyncio.create_task(left())
+        task = asyncio.create_task(leftover_task())
         self._world.left_behind.add(task)
         task.add_done_callback(self._world.left_behind.discard)
         task.add_done_callback(retrieve)

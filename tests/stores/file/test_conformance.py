@@ -350,7 +350,7 @@ class TestWakes:
         assert [wake for wake in after if wake.id != "late"] == before
         assert sorted(after, key=lambda wake: (wake.at, wake.id)) == after
 
-    async def test_sweeping_keeps_lines_that_are_true(
+    async def test_sweeping_keeps_lines_that_are_current(
         self, wakes: FileWakes, folder: Folder
     ) -> None:
         """Lines of runs that are over are removed, those of postponed runs are moved."""

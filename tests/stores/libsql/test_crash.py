@@ -15,9 +15,9 @@ async def test_every_acknowledged_entry_survives_kill_9(sqld_url: str, tmp_path:
         acknowledged = await writers.kill_one_after_another("append", "run", 25, max_delay=0.5)
         loaded = await store.load("run")
         assert loaded is not None
-        written = {key.rpartition(".")[0] for key in loaded["steps"]}
-        assert set(acknowledged) <= written
-        assert set(loaded["steps"]) == {f"{key}.{part}" for key in written for part in range(3)}
+        batches = {key.rpartition(".")[0] for key in loaded["steps"]}
+        assert set(acknowledged) <= batches
+        assert set(loaded["steps"]) == {f"{key}.{part}" for key in batches for part in range(3)}
 
 
 @pytest.mark.slow

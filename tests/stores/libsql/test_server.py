@@ -261,16 +261,16 @@ async def test_a_transaction_reads_its_own_writes(store: LibsqlStore) -> None:
 async def test_a_cancelled_transaction_frees_the_server(store: LibsqlStore) -> None:
     """The next write does not wait for the server to notice."""
     [grant] = await granted(store)
-    begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
     async def work(transaction: Transaction) -> Entry:
         await transaction.execute("CREATE TABLE note (text)")
-        begun.set()
+        has_begun.set()
         await asyncio.Event().wait()
         return entry(grant)
 
     transacting = asyncio.ensure_future(store.transact("run", grant.lease.epoch, work))
-    await begun.wait()
+    await has_begun.wait()
     transacting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await transacting

@@ -115,10 +115,10 @@ async def test_every_request_has_the_token_and_the_client_stays_open() -> None:
     """A client that was passed in is used as it is and never closed."""
 
     def answer(request: httpx.Request) -> httpx.Response:
-        sent = json.loads(request.content)["requests"]
+        requests = json.loads(request.content)["requests"]
         response = {"type": "ok", "response": {"type": "execute", "result": EMPTY}}
-        if sent[0]["type"] == "batch":
-            count = len(sent[0]["batch"]["steps"])
+        if requests[0]["type"] == "batch":
+            count = len(requests[0]["batch"]["steps"])
             result = {"step_results": [EMPTY] * count, "step_errors": [None] * count}
             response = {"type": "ok", "response": {"type": "batch", "result": result}}
         return httpx.Response(200, json={"baton": None, "results": [response, response]})

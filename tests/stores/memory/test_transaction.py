@@ -109,18 +109,18 @@ async def test_a_value_that_a_database_would_refuse_is_refused() -> None:
 
 
 async def test_a_transaction_is_a_mapping() -> None:
-    seen: list[Any] = []
+    observations: list[Any] = []
 
     async def write(transaction: MemoryTransaction) -> None:
         transaction.update(a=1, b=2)
         del transaction["a"]
-        seen.append((dict(transaction), len(transaction), "a" in transaction))
+        observations.append((dict(transaction), len(transaction), "a" in transaction))
 
     async def body(step: Step) -> None:
         await step.transaction("write", write)
 
     await durable.run(None, body, id="r", store=MemoryStore())
-    assert seen == [({"b": 2}, 1, False)]
+    assert observations == [({"b": 2}, 1, False)]
 
 
 async def test_a_transaction_that_has_ended_cannot_be_used() -> None:

@@ -138,7 +138,7 @@ async def test_a_signalled_run_is_claimed_in_two_round_trips(
 async def test_a_mark_that_nothing_repeats_is_as_durable_as_the_entry(
     store: MongoStore, commands: CommandLog
 ) -> None:
-    """The next rest leaves the message out: a failover must not undo the mark. What a rest itself
+    """The next rest omits the message, so a failover must not undo the mark. What a rest itself
     consumes it names, and the next owner marks it again.
     """
     (grant,) = await leases(store, 1)

@@ -95,8 +95,8 @@ async def test_a_message_whose_count_is_lost_is_sent_once(sandbox: Sandbox) -> N
         entry = Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=waiting)
         await store.append([entry])
         proxy.drop_next_reply(to=b"setIntersection")
-        sent = await send_one(store, "run", "paid", b"1", dedup_id="x")
-        assert (sent, proxy.dropped) == (Delivery.DUPLICATE, 1)
+        delivery = await send_one(store, "run", "paid", b"1", dedup_id="x")
+        assert (delivery, proxy.dropped) == (Delivery.DUPLICATE, 1)
         (claimed,) = await store.claim("bob", HOUR, 10)
         assert [message.payload for message in claimed.inbox] == [b"1"]
     sandbox.clear()
@@ -232,8 +232,10 @@ async def test_open_store_accepts_a_mongodb_url(sandbox: Sandbox) -> None:
 def test_a_missing_driver_is_named() -> None:
     """The error has the command that installs it."""
     code = "import sys; sys.modules['pymongo'] = None; import perdure.stores.mongo"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pymongo is not installed; run: pip install 'perdure[mongo]'" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "pymongo is not installed; run: pip install 'perdure[mongo]'" in process.stderr
 
 
 async def test_normal_durability_is_declared(sandbox: Sandbox) -> None:

@@ -140,11 +140,11 @@ def before_the_lease(
 
     async def find_and_read(db: Any, *arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(leases, "find_due", find_due)
-        found = await find_due(db, *arguments, **options)
-        messages = await first_messages(db, inboxes_of({run["_id"]: run for run in found}))
+        due_runs = await find_due(db, *arguments, **options)
+        messages = await first_messages(db, inboxes_of({run["_id"]: run for run in due_runs}))
         await event()
         read_early.append(messages)
-        return found
+        return due_runs
 
     monkeypatch.setattr(leases, "find_due", find_and_read)
     monkeypatch.setattr(leases, "first_messages", early)

@@ -481,9 +481,11 @@ async def test_a_consumed_message_stays_consumed_without_its_mark(
 
 
 async def lose_marks(sandbox: Sandbox, *names: str) -> None:
-    lost = {"name": {"$in": names}} if names else {}
+    filter_by_name = {"name": {"$in": names}} if names else {}
     messages = sandbox.database["perdure_runs_inbox"]
-    messages.update_many({"consumed": True, **lost}, {"$set": {"consumed": False, "payload": b"1"}})
+    messages.update_many(
+        {"consumed": True, **filter_by_name}, {"$set": {"consumed": False, "payload": b"1"}}
+    )
 
 
 async def test_messages_of_an_earlier_run_are_not_delivered(
@@ -492,10 +494,10 @@ async def test_messages_of_an_earlier_run_are_not_delivered(
     """What a crashed sender left is not found by a later run of the same id."""
     await lease(store)
     await send_one(store, "run", "paid", b"1", dedup_id="x")
-    left = list(sandbox.database["perdure_runs_inbox"].find())
+    messages = list(sandbox.database["perdure_runs_inbox"].find())
     await store.delete("run")
     await store._backend._cleanup.finish()
-    sandbox.database["perdure_runs_inbox"].insert_many(left)
+    sandbox.database["perdure_runs_inbox"].insert_many(messages)
     grant = await lease(store)
     assert grant.inbox == ()
     assert await send_one(store, "run", "paid", b"2", dedup_id="x") is Delivery.DELIVERED
@@ -551,7 +553,7 @@ async def test_a_message_reported_as_duplicate_is_never_withdrawn(
     assert [message.name for message in (await lease(another, "bob")).inbox] == ["paid"]
 
 
-async def test_the_sender_whose_payload_counts_is_told_so(
+async def test_the_sender_whose_payload_counts_gets_delivered(
     store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its two writes, another sender completes its message with a payload of its own."""

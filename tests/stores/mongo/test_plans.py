@@ -106,7 +106,9 @@ QUERIES = {
 
 
 @pytest.mark.parametrize("kind", QUERIES)
-async def test_a_page_costs_a_page(store: MongoStore, crowd: Sandbox, kind: str) -> None:
+async def test_the_cost_of_a_page_depends_on_its_size_only(
+    store: MongoStore, crowd: Sandbox, kind: str
+) -> None:
     """Wherever it begins, and whatever is searched for."""
     query = QUERIES[kind]
     after: str | None = None
@@ -123,7 +125,7 @@ async def test_a_page_costs_a_page(store: MongoStore, crowd: Sandbox, kind: str)
         after = page.cursor
 
 
-async def test_a_search_for_what_is_rare_has_an_end(store: MongoStore, crowd: Sandbox) -> None:
+async def test_a_search_for_rare_runs_is_bounded(store: MongoStore, crowd: Sandbox) -> None:
     """It examines at most 20,000 runs, and says how far it looked."""
     with Profile(crowd) as profile:
         page = await store.search(Query(queue="missing"), 50)

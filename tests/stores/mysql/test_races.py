@@ -158,9 +158,11 @@ async def test_one_refusal_in_a_batch_is_decided_under_locks(
 ) -> None:
     """The verdicts on the other entries are decided at the same time."""
     grant = await acquire(store)
-    (kept,) = await store.acquire([LeaseRequest("kept", "ana", LONG, create=as_json(snapshot()))])
-    assert isinstance(kept, Grant)
-    batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in (kept, grant)]
+    (kept_grant,) = await store.acquire(
+        [LeaseRequest("kept", "ana", LONG, create=as_json(snapshot()))]
+    )
+    assert isinstance(kept_grant, Grant)
+    batch = [Entry(g.lease.id, g.lease.epoch, 1, delta("a")) for g in (kept_grant, grant)]
     async with other.locked_row():
         task = await other.blocked(store.append(batch))
         await other.run("UPDATE perdure_runs SET epoch = epoch + 1 WHERE id = 'run'")
@@ -331,10 +333,10 @@ MESSAGES = ", ".join(["('none', 'x', '1', UTC_TIMESTAMP(6))"] * 50)
 async def test_concurrent_workers_complete_each_run_once(store: MysqlStore) -> None:
     """Many workers claim, write, wake and settle the same runs at once."""
     await store.enqueue([NewRun(f"{n:03}", "order", as_json(snapshot())) for n in range(60)])
-    done: list[str] = []
+    completed_ids: list[str] = []
 
     async def work(owner: str) -> None:
-        while len(done) < 60:
+        while len(completed_ids) < 60:
             for grant in await store.claim(owner, LONG, 4):
                 lease = grant.lease
                 await send_one(store, lease.id, "paid", b"1")
@@ -342,10 +344,10 @@ async def test_concurrent_workers_complete_each_run_once(store: MysqlStore) -> N
                 await store.renew([lease], LONG)
                 end = Entry(lease.id, lease.epoch, 2, as_json(snapshot()), rest=Rest("completed"))
                 assert await store.append([end]) == [Verdict.ACCEPTED]
-                done.append(lease.id)
+                completed_ids.append(lease.id)
 
     await asyncio.wait_for(asyncio.gather(*(work(f"{n}") for n in range(8))), 30)
-    assert sorted(done) == [f"{n:03}" for n in range(60)]
+    assert sorted(completed_ids) == [f"{n:03}" for n in range(60)]
 
 
 async def test_runs_of_several_queues_are_leased_at_one_time(store: MysqlStore) -> None:

@@ -132,8 +132,8 @@ async def test_tags_that_an_older_version_left_behind_do_no_harm(mysql_url: str)
         assert await store.enqueue([NewRun("run", "order", b"{}", tags=("b=2",))]) == [True]
         assert (await store.search(Query(tags=("a=1",)), 10)).runs == ()
         assert (await store.search(Query(tags=("b=2", "a=1")), 10)).runs == ()
-        [found] = (await store.search(Query(tags=("b=2",)), 10)).runs
-        assert found.tags == ("b=2",)
+        [matching_run] = (await store.search(Query(tags=("b=2",)), 10)).runs
+        assert matching_run.tags == ("b=2",)
 
 
 async def test_a_run_that_an_older_version_creates_is_claimed(mysql_url: str) -> None:
@@ -162,8 +162,8 @@ async def test_an_old_run_is_found_by_tag_from_its_first_tags_on(mysql_url: str)
         rest = Rest("suspended", tags=("a=1",))
         data = as_json(snapshot())
         await store.append([Entry("run", grant.lease.epoch, 1, data, rest=rest)])
-        [found] = (await store.search(Query(tags=("a=1",)), 10)).runs
-        assert found.created_at == found.updated_at
+        [matching_run] = (await store.search(Query(tags=("a=1",)), 10)).runs
+        assert matching_run.created_at == matching_run.updated_at
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,9 @@ async def test_a_run_of_an_earlier_version_has_its_time_of_creation(postgres_url
         assert isinstance(grant, Grant)
         rest = Rest("suspended", tags=("customer=1",))
         await store.append([Entry("run", grant.lease.epoch, 1, as_json(snapshot()), rest=rest)])
-        (found,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
+        (matching_run,) = (await store.search(Query(tags=("customer=1",)), 10)).runs
     assert created is not None
-    assert found.created_at == created.created_at
+    assert matching_run.created_at == created.created_at
 
 
 async def test_names_that_are_too_long_for_an_index_are_refused(postgres_url: str) -> None:
@@ -245,7 +245,7 @@ class TestAwaitlysTable:
         async with postgres(postgres_url, table="awaitly_snapshots") as store:
             yield store
 
-    async def test_what_awaitly_wrote_is_read(self, store: PostgresStore) -> None:
+    async def test_rows_of_awaitly_are_read(self, store: PostgresStore) -> None:
         """A snapshot is loaded unchanged, and listed."""
         loaded = await store.load("wf1")
         assert loaded is not None

@@ -268,5 +268,7 @@ def test_a_missing_driver_is_named() -> None:
         "from perdure.stores import redis\n"
         "redis('redis://localhost')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "redis is not installed; run: pip install 'perdure[redis]'" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "redis is not installed; run: pip install 'perdure[redis]'" in process.stderr

@@ -251,7 +251,7 @@ async def test_many_queues_are_listed_in_pages(
     assert list(await store.queues(LATE, 3_000)) == names
 
 
-async def found(store: RedisStore, query: Query, limit: int) -> tuple[list[str], int]:
+async def find_all(store: RedisStore, query: Query, limit: int) -> tuple[list[str], int]:
     """Return the ids that all pages of a search find, and how many pages ended early."""
     ids: list[str] = []
     cursor, early = None, 0
@@ -269,9 +269,9 @@ async def test_a_search_that_stops_early_continues_where_it_stopped(
     """At most 20,000 runs are examined for a page; none is skipped or repeated."""
     filler.fill()
     rare = [f"run {n}" for n in range(1_000, MANY + 1, 1_000)]
-    assert await found(store, Query(queue="rare", oldest_first=True), 1_000) == (rare, 2)
-    assert await found(store, Query(queue="rare"), 1_000) == (rare[::-1], 2)
-    assert await found(store, Query(queue="none"), 5) == ([], 2)
+    assert await find_all(store, Query(queue="rare", oldest_first=True), 1_000) == (rare, 2)
+    assert await find_all(store, Query(queue="rare"), 1_000) == (rare[::-1], 2)
+    assert await find_all(store, Query(queue="none"), 5) == ([], 2)
 
 
 @pytest.mark.parametrize("others", [("a ", "b "), ("y ", "z "), ("a ", "z ")])
@@ -284,9 +284,9 @@ async def test_a_search_among_runs_of_other_prefixes_continues_where_it_stopped(
     filler.fill(1_600, "my:", is_due=False)
     numbers = [f"{n}" for n in range(1, 1_601)]
     async with redis(redis_url, namespace=redis_prefix, prefix="my:") as mine:
-        ids, early = await found(mine, Query(oldest_first=True), 2_000)
+        ids, early = await find_all(mine, Query(oldest_first=True), 2_000)
         assert (ids, early) == (numbers, 1)
-        ids, early = await found(mine, Query(), 2_000)
+        ids, early = await find_all(mine, Query(), 2_000)
         assert (ids, early) == (numbers[::-1], 1)
         assert [run.id for run in await mine.list(limit=5_000)] == numbers[::-1]
         counts = await mine.counts(Query(statuses=("failed",)), 9_999)
@@ -333,7 +333,7 @@ async def test_a_search_on_a_cluster_continues_where_it_stopped(
         Filler(Keys(redis_cluster_prefix), urls).fill(is_due=False)
         for oldest_first in (True, False):
             query = Query(queue="rare", oldest_first=oldest_first)
-            ids, early = await found(store, query, 40)
+            ids, early = await find_all(store, query, 40)
             rare = [f"run {n}" for n in range(1_000, MANY + 1, 1_000)]
             assert ids == (rare if oldest_first else rare[::-1])
             assert early > 0

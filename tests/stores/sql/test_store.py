@@ -217,8 +217,8 @@ async def test_a_run_is_found_by_the_tags_it_has_wherever_its_writer_crashes(
             await check_tags(store)
             await store.delete("run")
             if is_done:
-                left = await connection.execute_fetchall("SELECT * FROM workflow_runs_tags")
-                assert list(left) == []
+                tag_rows = await connection.execute_fetchall("SELECT * FROM workflow_runs_tags")
+                assert list(tag_rows) == []
                 return
         pytest.fail("the verb took more than 40 statements")
 
@@ -227,12 +227,12 @@ async def check_tags(store: SqlStore) -> None:
     """Check that the run is found by its tags and by no others."""
     (run,) = await store.summaries(["run"])
     for tag in ("plan=pro", "plan=free", "x=1"):
-        found = (await store.search(Query(tags=(tag,)), 10)).runs
+        runs = (await store.search(Query(tags=(tag,)), 10)).runs
         has_tag = run is not None and tag in run.tags
-        assert [each.id for each in found] == (["run"] if has_tag else [])
+        assert [each.id for each in runs] == (["run"] if has_tag else [])
 
 
-async def test_duplicates_in_a_batch_are_told_from_new_messages(tmp_path: Path) -> None:
+async def test_duplicates_in_a_batch_are_distinguished_from_new_messages(tmp_path: Path) -> None:
     """One statement sends the batch; its receipts name those that were there before."""
     async with aiosqlite.connect(tmp_path / "runs.db", isolation_level=None) as connection:
         store = SqlStore(AiosqliteClient(connection), dialect="sqlite")

@@ -30,9 +30,9 @@ async def test_every_acknowledged_entry_survives_kill_9(writers: Writers) -> Non
             loaded = await store.load(run)
             assert loaded is not None
             steps = loaded["steps"]
-            written = {key.rpartition(".")[0] for key in steps}
-            assert set(lines) <= written
-            assert set(steps) == {f"{key}.{part}" for key in written for part in range(3)}
+            batches = {key.rpartition(".")[0] for key in steps}
+            assert set(lines) <= batches
+            assert set(steps) == {f"{key}.{part}" for key in batches for part in range(3)}
             assert all(step == {"ok": True, "value": "x" * 99} for step in steps.values())
 
 

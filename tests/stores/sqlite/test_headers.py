@@ -272,13 +272,13 @@ async def test_a_search_with_a_prefix_stops_among_runs_of_others(
             "INSERT INTO perdure_runs (id, snapshot, updated_at) "
             "SELECT printf('m:old:%d', i), '{}', '2001-01-01 00:00:00' FROM number"
         )
-        found, pages, cursor = [], 0, None
+        ids, pages, cursor = [], 0, None
         while True:
             page = await mine.search(Query(), 10, after=cursor)
-            found += [run.id for run in page.runs]
+            ids += [run.id for run in page.runs]
             pages, cursor = pages + 1, page.cursor
             if cursor is None or len(page.runs) == 10:
                 break
-        assert found[:2] == ["b", "a"]
+        assert ids[:2] == ["b", "a"]
         assert pages >= 3
         assert await mine.counts(Query(), 5) == [Count(None, "running", 5, capped=True)]

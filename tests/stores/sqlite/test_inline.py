@@ -130,18 +130,18 @@ async def test_nothing_is_appended_to_the_log_during_a_checkpoint(
     run: Run, attempts: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite would not start the log from its beginning; such a write waits for the thread."""
-    begun, may_end = threading.Event(), threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
     serve: Callable[..., None] = Checkpoint.serve
 
     def slow(checkpoint: Checkpoint, connection: sqlite3.Connection) -> None:
-        begun.set()
+        has_begun.set()
         may_end.wait(10)
         serve(checkpoint, connection)
 
     monkeypatch.setattr(Checkpoint, "serve", slow)
     monkeypatch.setattr(inline_module, "_COMMITS_PER_CHECKPOINT", 1)
     await run.append()
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(has_begun.wait, 10)
     during = asyncio.create_task(run.append())
     done, _ = await asyncio.wait([during], timeout=0.05)
     assert not done

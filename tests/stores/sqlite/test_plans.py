@@ -222,11 +222,11 @@ def test_a_search_examines_at_most_20000_runs(many: Recorder) -> None:
     """It stops there, and continues from there to the end."""
     query, position, pages = Query(queue="missing"), None, 0
     while True:
-        found = many.run(lambda searches, _: searches.search(query, 20, position))
+        page = many.run(lambda searches, _: searches.search(query, 20, position))
         pages += 1
-        assert found.runs == []
+        assert page.runs == []
         assert many.steps < 200 * EXAMINED
-        if (position := found.stopped_at) is None:
+        if (position := page.stopped_at) is None:
             break
     assert pages == -(-MANY // EXAMINED)
 

@@ -208,15 +208,15 @@ async def test_the_store_cannot_be_called_inside_its_own_transaction(
 
 async def test_other_writes_wait_until_it_is_done(store: SqliteStore, epoch: int) -> None:
     """Reads do not wait."""
-    begun, may_finish = asyncio.Event(), asyncio.Event()
+    has_begun, may_finish = asyncio.Event(), asyncio.Event()
 
     async def work(_: Transaction) -> Entry:
-        begun.set()
+        has_begun.set()
         await may_finish.wait()
         return entry(epoch)
 
     transacting = asyncio.ensure_future(store.transact("run", epoch, work))
-    await begun.wait()
+    await has_begun.wait()
     appending = asyncio.ensure_future(store.append([entry(epoch, 2)]))
     assert await steps(store) == []
     assert not appending.done()
@@ -230,16 +230,16 @@ async def test_a_cancelled_transaction_is_rolled_back(
     store: SqliteStore, epoch: int, path: Path
 ) -> None:
     """Other writes can continue."""
-    begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
     async def work(transaction: Transaction) -> Entry:
         await move(transaction, 3)
-        begun.set()
+        has_begun.set()
         await asyncio.Event().wait()
         return entry(epoch)
 
     transacting = asyncio.ensure_future(store.transact("run", epoch, work))
-    await begun.wait()
+    await has_begun.wait()
     transacting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await transacting

@@ -60,9 +60,9 @@ class Writers:
         """
         random = Random(run)
         for turn in range(turns):
-            known = len(self.acknowledged(run))
+            acknowledged_count = len(self.acknowledged(run))
             process = await self.start(task, run, turn)
-            while turn % 2 and len(self.acknowledged(run)) == known:
+            while turn % 2 and len(self.acknowledged(run)) == acknowledged_count:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(random.uniform(0, max_delay))
             os.kill(process, signal.SIGKILL)

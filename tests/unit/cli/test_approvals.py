@@ -58,9 +58,9 @@ def test_the_token_is_not_printed(perdure: Perdure, token: str) -> None:
 
 def test_a_run_is_approved_by_its_id(perdure: Perdure, token: str, tmp_path: Path) -> None:
     assert "one of 'road', 'rail'" in perdure("approve", "freight-1", code=2).stderr
-    done = perdure("approve", "freight-1", "--choice", "rail", "--why", "cheaper")
-    assert done.stdout == ("freight-1: Answered 'ship'. A worker will continue the run.\n")
-    assert done.stderr == "Recorded as ana.\n"
+    result = perdure("approve", "freight-1", "--choice", "rail", "--why", "cheaper")
+    assert result.stdout == ("freight-1: Answered 'ship'. A worker will continue the run.\n")
+    assert result.stderr == "Recorded as ana.\n"
     again = perdure("reject", "freight-1", code=5).stderr
     assert "it was answered by ana" in again
     asyncio.run(continue_run(tmp_path / "shop.db"))

@@ -97,8 +97,8 @@ def test_start_creates_a_run(perdure: Perdure) -> None:
 
 
 def test_start_warns_if_no_worker_knows_the_workflow(perdure: Perdure) -> None:
-    done = perdure("start", "ordr", "{}", "--id", "new")
-    assert (done.stdout, "No worker is running" in done.stderr) == ("Started new.\n", True)
+    result = perdure("start", "ordr", "{}", "--id", "new")
+    assert (result.stdout, "No worker is running" in result.stderr) == ("Started new.\n", True)
 
 
 def test_start_waits_until_a_timeout(perdure: Perdure) -> None:
@@ -106,8 +106,8 @@ def test_start_waits_until_a_timeout(perdure: Perdure) -> None:
 
 
 def test_an_existing_id_is_refused(perdure: Perdure) -> None:
-    done = perdure("start", "order", "x=1", "--id", "done", code=5)
-    assert "choose another --id" in done.stderr
+    result = perdure("start", "order", "x=1", "--id", "done", code=5)
+    assert "choose another --id" in result.stderr
 
 
 def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:
@@ -117,8 +117,8 @@ def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:
 
 def test_with_an_app_a_misspelled_workflow_is_not_started(perdure: Perdure) -> None:
     app = ("--app", "tests.unit.cli.shop:runtime")
-    done = perdure(*app, "start", "ordr", "{}", code=4)
-    assert "has no workflow 'ordr'; did you mean order?" in done.stderr
+    result = perdure(*app, "start", "ordr", "{}", code=4)
+    assert "has no workflow 'ordr'; did you mean order?" in result.stderr
 
 
 def test_fork_keeps_the_records_before_a_step(perdure: Perdure) -> None:

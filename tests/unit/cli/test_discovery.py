@@ -67,7 +67,7 @@ def test_pyproject_names_app_and_store(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///shp.db", "file:///nowhere/runs"])
-def test_a_question_creates_no_store(tmp_path: Path, url: str) -> None:
+def test_reading_creates_no_store(tmp_path: Path, url: str) -> None:
     result = call("--store", url, "ls")
     assert (result.exit_code, f"there is no store {url}" in result.stderr) == (3, True)
     assert not [*tmp_path.iterdir()]
@@ -85,7 +85,7 @@ def test_without_a_store_that_of_the_app_in_this_folder_is_used(url: str, tmp_pa
     assert "Expected `str`, got `int`" in call("start", "greet", "7").stderr
 
 
-def test_a_store_in_memory_cannot_be_looked_into(tmp_path: Path) -> None:
+def test_a_store_in_memory_cannot_be_inspected(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP.replace("sqlite:///shop.db", "memory://"))
     assert "only its own process sees its runs" in call("ls").stderr
 
@@ -120,7 +120,7 @@ def test_code_that_cannot_be_imported_shows_its_traceback(tmp_path: Path) -> Non
     assert "orders cannot be imported" in result.stderr
 
 
-def test_a_script_is_told_how_to_become_a_module(tmp_path: Path) -> None:
+def test_a_script_gets_advice_on_how_to_become_a_module(tmp_path: Path) -> None:
     script = """
 import asyncio
 

@@ -18,9 +18,9 @@ def test_workflows_are_listed_with_counts(perdure: Perdure) -> None:
 
 
 def test_a_workflow_is_shown(perdure: Perdure) -> None:
-    shown = perdure("workflows", "show", "order").stdout.splitlines()
-    assert shown[:2] == ["name        order", "counts"]
-    assert "  completed  1" in shown
+    output = perdure("workflows", "show", "order").stdout.splitlines()
+    assert output[:2] == ["name        order", "counts"]
+    assert "  completed  1" in output
     perdure("workflows", "show", "nope", code=4)
 
 
@@ -70,7 +70,7 @@ def test_limits_of_live_workers_are_listed(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("group", ["workflows", "queues", "schedules", "workers", "bulk"])
-def test_a_group_lists_unless_it_is_told_more(perdure: Perdure, group: str) -> None:
+def test_a_group_without_a_subcommand_lists(perdure: Perdure, group: str) -> None:
     assert perdure(group, "-o", "json").stdout == perdure(group, "list", "-o", "json").stdout
     assert f"Usage: perdure {group}" in perdure(group, "--help").stdout
 
@@ -89,7 +89,7 @@ def test_a_worker_is_shown_and_drained(tmp_path: Path, monkeypatch: pytest.Monke
         wait_for(lambda: run("workers", "list").stdout)
         [row] = json.loads(run("workers", "list", "-o", "json").stdout)
         assert (row["state"], row["pid"], row["slots"]) == ("live", worker.pid, 100)
-        shown = run("workers", "show", row["id"]).stdout
-        assert f"id          {row['id']}\nstate       live\n" in shown
+        output = run("workers", "show", row["id"]).stdout
+        assert f"id          {row['id']}\nstate       live\n" in output
         assert run("workers", "drain", row["id"], "--why", "deploy").returncode == 0
         assert worker.wait(30) == 0

@@ -37,7 +37,7 @@ def test_an_empty_list_is_a_message(perdure: Perdure) -> None:
     assert (result.stdout, result.stderr) == ("", "No runs match.\n")
 
 
-def test_a_wrong_query_teaches(perdure: Perdure) -> None:
+def test_an_invalid_query_is_explained(perdure: Perdure) -> None:
     assert "did you mean 'status'?" in perdure("ls", "statos:x", code=2).stderr
 
 

@@ -62,15 +62,15 @@ def test_json_keeps_control_characters_as_escapes(perdure: Perdure) -> None:
 
 
 def test_a_terminal_gets_a_table(perdure: Perdure) -> None:
-    shown = perdure("ls", "--color", "always", "--time", "iso", env={"COLUMNS": "84"}, color=True)
-    assert table(shown.stdout) == TABLE
-    assert "\x1b[31m✗ failed" in shown.stdout
+    output = perdure("ls", "--color", "always", "--time", "iso", env={"COLUMNS": "84"}, color=True)
+    assert table(output.stdout) == TABLE
+    assert "\x1b[31m✗ failed" in output.stdout
 
 
 def test_a_narrow_terminal_shows_the_main_columns(perdure: Perdure) -> None:
-    shown = table(perdure("ls", "--color", "always", env={"COLUMNS": "40"}, color=True).stdout)
-    assert shown.splitlines()[0] == "ID      STATUS       DETAIL"
-    assert max(map(len, shown.splitlines())) <= 40
+    output = table(perdure("ls", "--color", "always", env={"COLUMNS": "40"}, color=True).stdout)
+    assert output.splitlines()[0] == "ID      STATUS       DETAIL"
+    assert max(map(len, output.splitlines())) <= 40
 
 
 def test_no_color_is_respected(perdure: Perdure) -> None:
@@ -87,8 +87,8 @@ def test_options_of_perdure_count_after_the_command_too(perdure: Perdure) -> Non
 
 def test_a_stream_without_utf8_shows_words(url: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PERDURE_STORE": url}
-    shown = subprocess.run((*COMMAND, "show", "done"), env=env, capture_output=True, check=True)
-    assert b"completed charge" in shown.stdout
+    output = subprocess.run((*COMMAND, "show", "done"), env=env, capture_output=True, check=True)
+    assert b"completed charge" in output.stdout
 
 
 def test_times_in_a_pipe_are_exact_and_on_a_terminal_relative(perdure: Perdure) -> None:
@@ -100,12 +100,12 @@ def test_times_in_a_pipe_are_exact_and_on_a_terminal_relative(perdure: Perdure) 
 def test_a_closed_pipe_ends_the_command_quietly(url: str) -> None:
     env = {**os.environ, "PERDURE_STORE": url}
     pipeline = f"{sys.executable} -m perdure ls | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", pipeline], env=env, capture_output=True, check=False)
-    assert done.stderr == b""
-    assert done.returncode in (0, 1)
+    process = subprocess.run(["bash", "-c", pipeline], env=env, capture_output=True, check=False)
+    assert process.stderr == b""
+    assert process.returncode in (0, 1)
 
 
-def test_quiet_leaves_the_data(perdure: Perdure) -> None:
+def test_quiet_still_prints_data(perdure: Perdure) -> None:
     result = perdure("cancel", "asleep", "-q")
     assert (result.stdout.startswith("asleep: "), result.stderr) == (True, "")
 

@@ -61,9 +61,9 @@ def test_a_schedule_is_paused_and_resumed(perdure: Perdure) -> None:
 def test_a_schedule_is_triggered(perdure: Perdure) -> None:
     assert "Started daily@" in perdure("schedules", "trigger", "daily", "--by", "ana").stdout
     run_id = perdure("ls", "schedule:daily", "-o", "ids").stdout.strip()
-    shown = perdure("show", run_id).stdout
-    assert "Schedule  daily" in shown
-    assert "trigger_schedule by ana" in shown
+    output = perdure("show", run_id).stdout
+    assert "Schedule  daily" in output
+    assert "trigger_schedule by ana" in output
     perdure("schedules", "trigger", "nope", code=4)
 
 

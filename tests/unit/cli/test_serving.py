@@ -102,7 +102,9 @@ main()
 )
 def test_what_is_missing_is_named(missing: str, arguments: list[str], install: str) -> None:
     code = WITHOUT.format(missing=[missing], arguments=["--store", "memory://", *arguments])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert f"pip install '{install}'" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode != 0
+    assert f"pip install '{install}'" in process.stderr
+    assert "Traceback" not in process.stderr

@@ -1,4 +1,4 @@
-"""The command tree: help, laziness, and one command for every question and verb."""
+"""The command tree: help, lazy imports, and one command for every question and verb."""
 
 import os
 import resource
@@ -35,8 +35,10 @@ from perdure.cli.app import root
 root(["--help"], standalone_mode=False)
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stderr == "[]\n"
 
 
 @pytest.mark.alone

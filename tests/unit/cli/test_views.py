@@ -9,8 +9,8 @@ from tests.unit.cli.conftest import Perdure
 
 
 def test_a_query_is_saved_and_used(perdure: Perdure) -> None:
-    done = perdure("views", "save", "broken-orders", "status:failed workflow:order")
-    assert done.stdout == "View broken-orders is saved.\n"
+    result = perdure("views", "save", "broken-orders", "status:failed workflow:order")
+    assert result.stdout == "View broken-orders is saved.\n"
     assert perdure("views", "-o", "ids").stdout == "broken-orders\n"
     assert perdure("ls", "view:broken-orders", "-o", "ids").stdout == "broken\n"
     retried = perdure("retry", "--where", "view:broken-orders", "--yes")
@@ -47,8 +47,8 @@ def test_doctor_restores_what_a_crash_has_lost_of_the_audit_trail(
     perdure("pause", "new", "--why", "outage")
     before = perdure("acts", "-o", "json").stdout
     assert len(asyncio.run(lose_copies(tmp_path / "shop.db"))) == 2
-    found = perdure("doctor", code=1).stderr
-    assert "2 entries of the audit trail missing after a crash. perdure doctor --fix" in found
+    message = perdure("doctor", code=1).stderr
+    assert "2 entries of the audit trail missing after a crash. perdure doctor --fix" in message
     assert "2 entries of the audit trail restored." in perdure("doctor", "--fix").stderr
     assert perdure("acts", "-o", "json").stdout == before
     assert perdure("doctor").stderr == ""

@@ -27,8 +27,8 @@ def free_port() -> int:
 
 def test_once_continues_what_is_due_and_stops(tmp_path: Path) -> None:
     run("start", "order", "{}", "--id", "one")
-    done = run("worker", "orders:runtime", "--once")
-    assert (done.returncode, (tmp_path / "shipped").read_text()) == (0, "1\n")
+    result = run("worker", "orders:runtime", "--once")
+    assert (result.returncode, (tmp_path / "shipped").read_text()) == (0, "1\n")
 
 
 def test_until_idle_waits_for_runs_that_become_due(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_health_is_answered_until_the_worker_drains(tmp_path: Path) -> None:
         caught.value.close()
 
 
-def test_a_worker_that_is_given_sets_its_own_concurrency(tmp_path: Path) -> None:
+def test_a_worker_object_keeps_its_own_concurrency(tmp_path: Path) -> None:
     path = tmp_path / "orders.py"
     path.write_text(path.read_text() + "\nfrom perdure import Worker\nworker = Worker(runtime)\n")
     assert run("worker", "orders:worker", "--until-idle").returncode == 0

@@ -553,7 +553,7 @@ def test_local_classes_are_restored() -> None:
 def test_the_codec_imports_no_optional_library() -> None:
     """pydantic and attrs are used only if the user has imported them."""
     check = "import sys, perdure.codec; print({'pydantic', 'attr', 'attrs'} & set(sys.modules))"
-    shown = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True
     )
-    assert shown.stdout.strip() == "set()"
+    assert output.stdout.strip() == "set()"

@@ -44,36 +44,36 @@ Declined = error_class("payments.Declined")
 Other = error_class("refunds.Declined")
 
 
-def found(name: str, *functions: object) -> object:
+def find_class(name: str, *functions: object) -> object:
     return ErrorScope((), functions).find(name)
 
 
 def test_a_class_is_found_in_the_module_of_a_function() -> None:
-    assert found("payments.Declined", function(Declined=Declined)) is Declined
+    assert find_class("payments.Declined", function(Declined=Declined)) is Declined
 
 
 def test_a_class_is_found_under_another_name() -> None:
     """`from payments import Declined as NoMoney`."""
-    assert found("payments.Declined", function(NoMoney=Declined)) is Declined
+    assert find_class("payments.Declined", function(NoMoney=Declined)) is Declined
 
 
 def test_a_class_is_found_as_an_attribute_of_a_module() -> None:
     """`import payments`, and `import payments as p`."""
     payments = module("payments", Declined=Declined)
-    assert found("payments.Declined", function(payments=payments)) is Declined
-    assert found("payments.Declined", function(p=payments)) is Declined
+    assert find_class("payments.Declined", function(payments=payments)) is Declined
+    assert find_class("payments.Declined", function(p=payments)) is Declined
 
 
 def test_a_class_is_found_in_a_module_that_passes_it_on() -> None:
     shop = module("shop", Declined=Declined)
-    assert found("payments.Declined", function(shop=shop)) is Declined
+    assert find_class("payments.Declined", function(shop=shop)) is Declined
 
 
 def test_classes_of_real_packages_are_found() -> None:
     """One that a package passes on, and one in a submodule of a package."""
     fetch = function(httpx=httpx, sa=sqlalchemy)
-    assert found(full_name(httpx.ReadTimeout), fetch) is httpx.ReadTimeout
-    assert found("sqlalchemy.exc.IntegrityError", fetch) is sqlalchemy.exc.IntegrityError
+    assert find_class(full_name(httpx.ReadTimeout), fetch) is httpx.ReadTimeout
+    assert find_class("sqlalchemy.exc.IntegrityError", fetch) is sqlalchemy.exc.IntegrityError
 
 
 def test_a_class_inside_a_class_is_found() -> None:
@@ -81,20 +81,20 @@ def test_a_class_inside_a_class_is_found() -> None:
     missing = type("DoesNotExist", (Exception,), {"__qualname__": "User.DoesNotExist"})
     missing.__module__ = "models"
     user = type("User", (), {"DoesNotExist": missing, "__module__": "models"})
-    assert found("models.User.DoesNotExist", function(User=user)) is missing
+    assert find_class("models.User.DoesNotExist", function(User=user)) is missing
 
 
 def test_a_module_that_is_bound_in_another_one_is_not_searched() -> None:
     """Only a submodule is, by the path in the class's name."""
     payments = module("payments", Declined=Declined)
     shop = module("shop", payments=payments)
-    assert found("payments.Declined", function(shop=shop)) is None
+    assert find_class("payments.Declined", function(shop=shop)) is None
 
 
 def test_modules_that_bind_each_other_end_the_search() -> None:
     package, inner = module("pay"), module("pay.inner")
     package.inner, package.pay, inner.pay, inner.inner = inner, package, package, inner
-    assert found("pay.inner.Declined", function(pay=package)) is None
+    assert find_class("pay.inner.Declined", function(pay=package)) is None
 
 
 def test_a_class_is_found_in_a_closure() -> None:
@@ -106,14 +106,14 @@ def test_a_class_is_found_in_a_closure() -> None:
     def step() -> None:
         raise Local
 
-    assert found(full_name(Local), step) is Local
+    assert find_class(full_name(Local), step) is Local
 
 
 def test_a_variable_of_a_closure_that_is_not_set_yet_is_skipped() -> None:
     def step() -> None:
         raise later
 
-    assert found("nowhere.Missing", step) is None
+    assert find_class("nowhere.Missing", step) is None
     later = Declined()
 
 
@@ -142,7 +142,7 @@ CALLABLES: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("kind", CALLABLES)
 def test_the_function_inside_a_callable_counts(kind: str) -> None:
-    assert found("payments.Declined", CALLABLES[kind]()) is Declined
+    assert find_class("payments.Declined", CALLABLES[kind]()) is Declined
 
 
 def test_what_is_not_a_python_function_has_no_names() -> None:
@@ -150,22 +150,24 @@ def test_what_is_not_a_python_function_has_no_names() -> None:
     circle = function(Declined=Declined)
     vars(circle)["__wrapped__"] = circle
     for callable_ in (print, len, type("Empty", (), {}), None):
-        assert found("payments.Declined", callable_) is None
-    assert found("payments.Declined", circle) is Declined
+        assert find_class("payments.Declined", callable_) is None
+    assert find_class("payments.Declined", circle) is Declined
 
 
-def test_classes_of_one_name_in_two_modules_are_told_apart() -> None:
+def test_classes_of_one_name_in_two_modules_are_distinguished() -> None:
     step = function(Declined=Declined, refunds=module("refunds", Declined=Other))
-    assert found("payments.Declined", step) is Declined
-    assert found("refunds.Declined", step) is Other
+    assert find_class("payments.Declined", step) is Declined
+    assert find_class("refunds.Declined", step) is Other
 
 
 def test_a_class_that_was_moved_is_found_by_its_last_name() -> None:
     """If exactly one class of that name is bound directly."""
-    assert found("old.payments.Declined", function(), function(NoMoney=Declined)) is Declined
-    assert found("old.Declined", function(Declined=Declined), function(Declined=Declined))
-    assert found("old.Declined", function(Declined=Declined), function(Declined=Other)) is None
-    assert found("old.Declined", function(payments=module("payments", Declined=Declined))) is None
+    assert find_class("old.payments.Declined", function(), function(NoMoney=Declined)) is Declined
+    assert find_class("old.Declined", function(Declined=Declined), function(Declined=Declined))
+    assert find_class("old.Declined", function(Declined=Declined), function(Declined=Other)) is None
+    assert (
+        find_class("old.Declined", function(payments=module("payments", Declined=Declined))) is None
+    )
 
 
 def test_a_declared_class_comes_first() -> None:
@@ -183,25 +185,25 @@ def test_the_names_of_a_call_come_before_those_of_the_run() -> None:
 @pytest.mark.parametrize("base", [StopIteration, KeyboardInterrupt, SystemExit, int])
 def test_classes_that_would_stop_something_else_are_not_found(base: type) -> None:
     cls = type("Stop", (base,), {"__module__": "shop"})
-    assert found("shop.Stop", function(Stop=cls)) is None
+    assert find_class("shop.Stop", function(Stop=cls)) is None
 
 
 def test_nothing_is_imported_and_no_module_is_asked_for_attributes() -> None:
     """A lazy module stays as it is."""
-    asked: list[str] = []
+    requested_names: list[str] = []
 
     class Lazy(ModuleType):
         def __getattribute__(self, name: str) -> Any:
-            asked.append(name)
+            requested_names.append(name)
             return super().__getattribute__(name)
 
     lazy = Lazy("payments")
-    lazy.__getattr__ = asked.append  # type: ignore[method-assign]  # as PEP 562 has it
-    asked.clear()
+    lazy.__getattr__ = requested_names.append  # type: ignore[method-assign]  # as PEP 562 has it
+    requested_names.clear()
     before = set(sys.modules)
-    assert found("payments.Declined", function(payments=lazy)) is None
-    assert found("xml.dom.minidom.Declined", function()) is None
-    assert (asked, set(sys.modules)) == ([], before)
+    assert find_class("payments.Declined", function(payments=lazy)) is None
+    assert find_class("xml.dom.minidom.Declined", function()) is None
+    assert (requested_names, set(sys.modules)) == ([], before)
 
 
 def test_hostile_objects_in_a_module_are_not_asked() -> None:
@@ -216,7 +218,7 @@ def test_hostile_objects_in_a_module_are_not_asked() -> None:
     proxy = type("Proxy", (), {"__class__": property(refuse), "__getattr__": refuse})()
     hostile = Meta("Declined", (Exception,), {})
     step = function(a=hostile, b=proxy, Declined=Declined)
-    assert found("payments.Declined", step) is Declined
+    assert find_class("payments.Declined", step) is Declined
     is_found = ErrorScope((), [step]).contains(cast("type[Exception]", hostile))
     assert is_found
 

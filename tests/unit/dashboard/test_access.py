@@ -1,4 +1,4 @@
-"""People are let in by a hook."""
+"""A hook decides who may use the dashboard."""
 
 import base64
 
@@ -39,7 +39,7 @@ async def test_a_dashboard_without_a_hook_is_closed() -> None:
         assert "Pass auth=" in response.text
 
 
-async def test_style_and_health_need_no_person() -> None:
+async def test_style_and_health_need_no_authentication() -> None:
     visitor = Visitor(Dashboard(MemoryStore()))
     assert (await visitor.get("/healthz")).text == "ok\n"
     style = await visitor.get("/static/any/dashboard.css")
@@ -85,7 +85,7 @@ async def test_basic_has_rights_for_each_person() -> None:
     assert (await visitor.get("/preferences", Authorization=ben)).status_code == 403
 
 
-async def test_a_header_is_believed_from_a_trusted_proxy_only() -> None:
+async def test_a_header_is_accepted_only_from_a_trusted_proxy() -> None:
     proxy = header("X-Forwarded-User", trusted=["127.0.0.0/8"])
     elsewhere = header("X-Forwarded-User", trusted=["10.0.0.1"])
     for auth, status in ((proxy, 200), (elsewhere, 403)):
@@ -125,8 +125,8 @@ async def test_a_token_lets_one_browser_in() -> None:
 async def test_a_browser_without_the_token_is_asked_for_it() -> None:
     app = Dashboard(MemoryStore(), auth=OneTimeToken("t0ken", person="ana", port=1))
     visitor = Visitor(app)
-    asked = await visitor.get("/runs", Accept="text/html")
-    assert (asked.status_code, asked.headers["location"]) == (303, "/login")
+    response = await visitor.get("/runs", Accept="text/html")
+    assert (response.status_code, response.headers["location"]) == (303, "/login")
     assert "Enter the token" in text_of(await visitor.get("/login"))
     wrong = await visitor.http.post("/login", data={"token": "nope"}, headers=SAME_ORIGIN)
     assert (wrong.status_code, "was used" in text_of(wrong)) == (403, True)
@@ -152,7 +152,7 @@ async def test_a_browser_stays_signed_in_when_the_server_restarts() -> None:
     assert (await restarted.get("/preferences")).status_code == 200
 
 
-async def test_read_only_leaves_everyone_the_right_to_look() -> None:
+async def test_read_only_limits_everyone_to_viewing() -> None:
     visitor = Visitor(dashboard(MemoryStore(), read_only=True))
     assert "May view ." in text_of(await visitor.get("/preferences")).replace("view.", "view .")
     assert (await visitor.get("/workflows/order/start")).status_code == 403

@@ -57,8 +57,8 @@ async def test_history_is_changed_with_a_reason(verb: str) -> None:
     refused = await visitor.post(path, FORMS[verb], form=f"{path}?step=ship")
     assert refused.status_code == 422
     assert "a reason" in text_of(refused)
-    done = await visitor.post(path, {**FORMS[verb], "why": "ticket 4411"})
-    assert done.status_code == 303
+    response = await visitor.post(path, {**FORMS[verb], "why": "ticket 4411"})
+    assert response.status_code == 303
     acts = (await Insights(store).acts()).acts
     assert (acts[0].verb, acts[0].why) == (verb, "ticket 4411")
 
@@ -151,9 +151,9 @@ async def test_all_matches_are_changed_in_the_background() -> None:
 
 async def finished(store: MemoryStore) -> Any:
     for _ in range(500):
-        found = await Insights(store).bulks()
-        if found and found[0].state == "done":
-            return found
+        operations = await Insights(store).bulks()
+        if operations and operations[0].state == "done":
+            return operations
         await Operations(store).clock.sleep(0.01)
     raise AssertionError("the bulk operation did not end")
 

@@ -44,9 +44,9 @@ async def test_open_approvals_are_listed_and_found() -> None:
 async def test_the_pages_do_not_reveal_the_token() -> None:
     store = MemoryStore()
     runtime = await asking(store)
-    (asked,) = (await runtime.approvals()).approvals
+    (approval,) = (await runtime.approvals()).approvals
     visitor = Visitor(dashboard(store))
-    nonce = asked.token.partition(".")[0]
+    nonce = approval.token.partition(".")[0]
     for path in ("/approvals", "/runs/freight-1", "/runs/freight-1/do/approve?wait=ship"):
         for query in ("", "format=json"):
             page = await visitor.get(f"{path}{'&' if '?' in path else '?'}{query}")
@@ -83,7 +83,7 @@ async def test_a_callback_is_answered_on_the_page_of_its_run() -> None:
     assert await runtime.result("s") == {"ok": True}
 
 
-async def test_who_may_only_look_cannot_answer() -> None:
+async def test_a_person_who_may_only_view_cannot_answer() -> None:
     store = MemoryStore()
     await asking(store)
     visitor = Visitor(dashboard(store, "view"))

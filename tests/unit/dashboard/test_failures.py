@@ -1,4 +1,4 @@
-"""What goes wrong is a page of ours: it says what failed, and nothing confidential."""
+"""Errors are shown on pages of the dashboard that say what failed, and nothing confidential."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ async def test_a_slow_region_does_not_take_the_page_with_it(
 
 
 class SlowStore(FaultyStore):
-    """Answers `summaries` when it is told to, and counts how many wait for that."""
+    """Answers `summaries` when the test permits it, and counts how many calls wait for that."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())

@@ -166,7 +166,7 @@ async def test_the_agenda_names_schedules(store: MemoryStore) -> None:
     assert "schedule soon" in text
 
 
-async def test_a_person_who_may_only_look_is_offered_nothing(store: MemoryStore) -> None:
+async def test_a_person_who_may_only_view_is_offered_no_actions(store: MemoryStore) -> None:
     await Operations(store).pause_queue("emails", by="ana")
     visitor = Visitor(dashboard(store, "view"))
     for path in ("/queues", "/queues/emails", "/schedules", "/schedules/daily"):

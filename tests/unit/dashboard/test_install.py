@@ -21,6 +21,8 @@ import perdure.dashboard
 @pytest.mark.parametrize("package", ["starlette", "jinja2"])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(package: str) -> None:
     code = WITHOUT.format(package=package)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'perdure[dashboard]'" in done.stderr
-    assert f"{package} is not installed" in done.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "pip install 'perdure[dashboard]'" in process.stderr
+    assert f"{package} is not installed" in process.stderr

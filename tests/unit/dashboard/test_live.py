@@ -1,4 +1,4 @@
-"""The stream that says what has changed."""
+"""The stream of changes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -120,7 +120,7 @@ async def test_many_notifications_cost_at_most_two_reads_per_second() -> None:
     assert 3 <= sum(call.verb == "summaries" for call in store.calls) <= 7
 
 
-async def test_a_fourth_stream_of_a_session_is_told_to_poll() -> None:
+async def test_a_fourth_stream_of_a_session_has_to_poll() -> None:
     app = dashboard(MemoryStore())
     query = "topic=counts"
     async with AsyncExitStack() as stack:
@@ -134,7 +134,7 @@ async def test_unknown_topics_get_no_stream(query: str) -> None:
         assert stream.status == 204
 
 
-async def test_a_dashboard_can_be_told_to_poll() -> None:
+async def test_a_dashboard_can_be_configured_to_poll() -> None:
     app = dashboard(MemoryStore(), live="poll")
     async with listening(app, "topic=counts") as stream:
         assert stream.status == 204

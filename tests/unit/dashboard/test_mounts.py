@@ -79,8 +79,8 @@ async def test_forms_and_their_cookies_work(framework: Any, path: str) -> None:
     store = MemoryStore()
     await failed_run(store)
     visitor = Visitor(framework(dashboard(store), path), path)
-    done = await visitor.post("/runs/order-1/do/retry")
-    assert (done.status_code, done.headers["location"]) == (303, f"{path}/runs/order-1")
+    response = await visitor.post("/runs/order-1/do/retry")
+    assert (response.status_code, response.headers["location"]) == (303, f"{path}/runs/order-1")
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -87,8 +87,8 @@ async def test_a_long_list_has_pages() -> None:
     first = await visitor.get("/runs")
     after = (await Insights(store).runs("")).cursor
     second = await visitor.get(f"/runs?after={quote(after or '')}")
-    shown = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
-    assert shown == [50, 10]
+    counts = [sum(f'/runs/nap-{n:02}"' in page.text for n in range(60)) for page in (first, second)]
+    assert counts == [50, 10]
     assert "Next page" in text_of(first)
     assert "First page" in text_of(second)
 
@@ -98,7 +98,7 @@ async def sleepy(step: Step) -> None:
     await step.sleep("nap", timedelta(days=1))
 
 
-async def test_a_run_says_why_it_is_where_it_is() -> None:
+async def test_a_run_explains_its_state() -> None:
     store = MemoryStore()
     await failed_run(store)
     text = text_of(await Visitor(dashboard(store)).get("/runs/order-1"))
@@ -126,7 +126,7 @@ async def test_a_pending_wait_can_be_signalled_and_woken() -> None:
     assert "/runs/order-2/do/wake?wait=approval" in page.text
 
 
-async def test_a_person_without_rights_is_offered_nothing() -> None:
+async def test_a_person_without_rights_is_offered_no_actions() -> None:
     store = MemoryStore()
     await failed_run(store)
     visitor = Visitor(dashboard(store, "view"))
@@ -136,7 +136,7 @@ async def test_a_person_without_rights_is_offered_nothing() -> None:
         assert "/bulk/" not in page.text
 
 
-async def test_an_unknown_run_shows_those_that_begin_alike() -> None:
+async def test_an_unknown_run_suggests_runs_with_similar_ids() -> None:
     store = MemoryStore()
     await failed_run(store)
     page = await Visitor(dashboard(store)).get("/runs/order-17")
@@ -244,8 +244,8 @@ async def test_metrics_count_runs_by_status() -> None:
 
 
 async def test_the_search_box_completes() -> None:
-    found = (await Visitor(dashboard(MemoryStore())).get("/complete?q=status:fa")).json()
-    assert [each["value"] for each in found] == ["status:failed"]
+    candidates = (await Visitor(dashboard(MemoryStore())).get("/complete?q=status:fa")).json()
+    assert [each["value"] for each in candidates] == ["status:failed"]
 
 
 STATUSES: tuple[RunStatus, ...] = ("failed", "waiting")

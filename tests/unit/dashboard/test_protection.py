@@ -1,4 +1,4 @@
-"""Other pages in the browser, and too much of everything."""
+"""Protection against requests of other sites, and limits on sizes and rates."""
 
 import pytest
 
@@ -23,14 +23,14 @@ PREFERENCES = {"theme": "dark"}
         {},
     ],
 )
-async def test_a_form_from_elsewhere_is_refused(headers: dict[str, str]) -> None:
+async def test_a_form_of_another_site_is_refused(headers: dict[str, str]) -> None:
     visitor = Visitor(dashboard(MemoryStore()))
     response = await visitor.post("/preferences", PREFERENCES, headers=headers)
     assert response.status_code == 403
 
 
 @pytest.mark.parametrize("headers", [SAME_ORIGIN, {"Origin": "http://dash.test"}])
-async def test_a_form_from_here_is_accepted(headers: dict[str, str]) -> None:
+async def test_a_form_of_the_same_site_is_accepted(headers: dict[str, str]) -> None:
     visitor = Visitor(dashboard(MemoryStore()))
     response = await visitor.post("/preferences", PREFERENCES, headers=headers)
     assert response.status_code == 303
@@ -59,7 +59,7 @@ async def test_a_token_is_for_one_form_and_one_session() -> None:
 
 
 async def test_each_page_has_another_token() -> None:
-    """Otherwise the size of compressed pages would give it away, one character at a time."""
+    """Otherwise the size of compressed pages would reveal it, one character at a time."""
     visitor = Visitor(dashboard(MemoryStore()))
     assert await visitor.token("/preferences") != await visitor.token("/preferences")
 

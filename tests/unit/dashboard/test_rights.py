@@ -20,7 +20,7 @@ REFUSED = (403, 404)
 
 def cases() -> list[Any]:
     """Return each path with a form, and the right that it needs."""
-    found = []
+    cases_found = []
     for route in ROUTES:
         for verb in VERBS.values() if "{verb}" in route.path else [None]:
             path = path_of(route, verb.name if verb else "")
@@ -28,8 +28,8 @@ def cases() -> list[Any]:
             assert params is not None
             right = route.right_for(params, {})
             if right is not None:
-                found.append(pytest.param(route, path, right, id=path))
-    return found
+                cases_found.append(pytest.param(route, path, right, id=path))
+    return cases_found
 
 
 def path_of(route: Route, verb: str) -> str:
@@ -46,16 +46,16 @@ WITH_FORM = [case for case in cases() if case.values[0].post is not None]
 @pytest.mark.parametrize(("route", "path", "right"), WITH_FORM)
 async def test_a_form_needs_exactly_its_right(route: Route, path: str, right: Right) -> None:
     """With the right the missing token is the reason; without it the right is."""
-    for held in RIGHTS:
-        visitor = Visitor(dashboard(MemoryStore(), "view", held))
+    for right_held in RIGHTS:
+        visitor = Visitor(dashboard(MemoryStore(), "view", right_held))
         response = await visitor.http.post(path, headers=SAME_ORIGIN)
         assert response.status_code == 403
-        is_allowed = right in ("view", held)
+        is_allowed = right in ("view", right_held)
         assert ("This form has expired" in response.text) == is_allowed
 
 
 @pytest.mark.parametrize(("route", "path", "right"), cases())
-async def test_nothing_is_shown_without_the_right_to_look(
+async def test_nothing_is_shown_without_the_right_to_view(
     route: Route, path: str, right: Right
 ) -> None:
     others = ALL_RIGHTS - {"view"}
@@ -82,7 +82,7 @@ async def test_reading_a_page_writes_nothing(route: Route, path: str, right: Rig
     assert (await store.load("order-1"), await store.documents.keys("*")) == before
 
 
-async def test_the_live_stream_needs_the_right_to_look() -> None:
+async def test_the_live_stream_needs_the_right_to_view() -> None:
     visitor = Visitor(dashboard(MemoryStore(), "operate"))
     assert (await visitor.get("/live?topic=counts")).status_code == 403
 

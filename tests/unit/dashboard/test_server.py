@@ -21,7 +21,7 @@ async def test_the_url_lets_its_browser_in() -> None:
             assert (await stranger.get(url)).status_code == 403
 
 
-async def test_a_name_that_points_here_is_refused() -> None:
+async def test_another_host_name_of_this_server_is_refused() -> None:
     async with serve(MemoryStore(), port=0) as url, httpx.AsyncClient() as browser:
         response = await browser.get(url, headers={"Host": "evil.test"})
     assert response.status_code == 421

@@ -65,7 +65,7 @@ async def test_a_path_without_the_name_of_a_store_does_not_exist(path: str) -> N
     assert (await visitor.get(path)).status_code == 404
 
 
-async def test_the_list_is_for_people_who_may_look() -> None:
+async def test_the_list_needs_the_right_to_view() -> None:
     stores = await two_stores()
     assert (await Visitor(Dashboard(stores)).get("/")).status_code == 403
     visitor = Visitor(Dashboard(stores, auth=as_person("operate")))

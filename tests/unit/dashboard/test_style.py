@@ -1,4 +1,4 @@
-"""The look: colours that can be read, nothing inline, and the limits of size."""
+"""The style: readable colours, nothing inline, and limits on size."""
 
 import re
 from itertools import product

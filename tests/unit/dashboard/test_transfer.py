@@ -1,4 +1,4 @@
-"""Runs that leave a store as files, and come into another."""
+"""Runs that are exported from a store as files, and imported into another."""
 
 import json
 from datetime import timedelta

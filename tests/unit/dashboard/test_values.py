@@ -34,8 +34,8 @@ def test_numbers_keep_every_digit() -> None:
 
 
 def test_keys_keep_their_order() -> None:
-    shown = unescape(re.sub("<[^>]*>", "", str(fold({"b": 1, "a": 2}))))
-    assert shown == '{"b": 1, "a": 2}'
+    text = unescape(re.sub("<[^>]*>", "", str(fold({"b": 1, "a": 2}))))
+    assert text == '{"b": 1, "a": 2}'
 
 
 def test_a_large_value_is_cut() -> None:

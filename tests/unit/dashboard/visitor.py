@@ -40,8 +40,8 @@ class Visitor:
 
     async def token(self, path: str) -> str:
         """Return the token of the form on a page."""
-        found = TOKEN.search((await self.get(path)).text)
-        return found[1] if found else ""
+        token_match = TOKEN.search((await self.get(path)).text)
+        return token_match[1] if token_match else ""
 
     async def post(
         self,

@@ -18,7 +18,7 @@ async def seeded() -> list[RunSummary]:
     return list(await store.list(limit=1000))
 
 
-async def test_every_status_is_there() -> None:
+async def test_every_status_occurs() -> None:
     assert {run.status for run in await seeded()} == {*get_args(RunStatus)}
 
 
@@ -36,7 +36,7 @@ async def test_the_clock_is_advanced_by_the_seeded_time() -> None:
     assert clock.now() - before == SEEDED_TIME
 
 
-async def test_what_the_carrier_outage_failed_has_a_cause() -> None:
+async def test_runs_that_failed_in_the_carrier_outage_have_a_cause() -> None:
     clock = TestClock()
     store = MemoryStore(clock=clock)
     await seed(store, clock)

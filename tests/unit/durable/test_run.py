@@ -152,7 +152,7 @@ class Order:
     async def process(self, step: Step) -> list[str]:
         recorded = asyncio.Event()
 
-        async def left() -> str:
+        async def first_branch() -> str:
             first = await step("a", note, "a")
             if self.b == "fails":
                 recorded.set()
@@ -165,7 +165,7 @@ class Order:
             await recorded.wait()
             return await step("b", self.run_b)
 
-        return list(await asyncio.gather(left(), right()))
+        return list(await asyncio.gather(first_branch(), right()))
 
     async def run_b(self) -> str:
         calls.append("b")
@@ -255,7 +255,7 @@ async def test_a_second_call_of_a_running_id_is_refused(leased_or_not: Store) ->
     assert await run(version_2, leased_or_not) == Ok(["first", "second"])
 
 
-async def test_of_calls_that_start_together_one_runs(leased_or_not: Store) -> None:
+async def test_only_one_of_several_concurrent_calls_runs(leased_or_not: Store) -> None:
     """The others are refused before they read or lease anything."""
     first, *others = await asyncio.gather(*(run(version_2, leased_or_not) for _ in range(3)))
     assert first == Ok(["first", "second"])

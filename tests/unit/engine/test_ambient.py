@@ -123,18 +123,18 @@ class TestCalls:
 
     async def test_a_call_by_code_that_outlives_its_run_is_refused(self) -> None:
         """It neither runs the function nor records anything."""
-        left: list[asyncio.Task[Any]] = []
+        leftover_tasks: list[asyncio.Task[Any]] = []
 
         async def late() -> str:
             await asyncio.sleep(0.01)
             return await charge(5)
 
         async def leave() -> None:
-            left.append(asyncio.create_task(late()))
+            leftover_tasks.append(asyncio.create_task(late()))
 
         await run(single(lambda step: step("leave", leave)))
         with pytest.raises(RunOver, match="has ended"):
-            await left[0]
+            await leftover_tasks[0]
 
 
 class TestArguments:

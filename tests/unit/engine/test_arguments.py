@@ -1,4 +1,4 @@
-"""`Runtime(record_arguments=)`: what of a step's arguments people can see afterwards."""
+"""`Runtime(record_arguments=)`: which arguments of a step people can see afterwards."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -42,15 +42,15 @@ async def arguments_of(record_arguments: Any, step: str) -> Any:
 
 
 async def test_a_preview_replaces_what_is_too_large_by_its_size() -> None:
-    found = await arguments_of("preview", "charge")
-    assert found[1:] == [4200, "… 1,002 bytes"]
-    assert "ana" in str(found[0])
+    arguments = await arguments_of("preview", "charge")
+    assert arguments[1:] == [4200, "… 1,002 bytes"]
+    assert "ana" in str(arguments[0])
 
 
 async def test_secrets_are_redacted() -> None:
-    found = await arguments_of("full", "charge")
-    assert "4111" not in str(found)
-    assert found[2] == "x" * 1000
+    arguments = await arguments_of("full", "charge")
+    assert "4111" not in str(arguments)
+    assert arguments[2] == "x" * 1000
 
 
 async def test_an_export_contains_no_secret() -> None:

@@ -34,7 +34,7 @@ async def hundred(step: Step) -> None:
 
 
 async def nothing(_: Step) -> None:
-    """Have no steps."""
+    """Return without any steps."""
 
 
 @workflow("one-step")

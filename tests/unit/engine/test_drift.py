@@ -45,7 +45,7 @@ async def test_another_kind_of_step_is_refused() -> None:
     assert (error.recorded, error.asked) == ("step", "sleep")
 
 
-async def test_calls_that_changed_places_are_refused() -> None:
+async def test_calls_that_are_swapped_are_refused() -> None:
     """Two calls with one id do not get each other's values."""
 
     async def double(n: int) -> int:

@@ -1,4 +1,4 @@
-"""The records of a run, and what of them the next generation keeps."""
+"""The records of a run, and which of them the next generation keeps."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def test_the_next_generation_keeps_events_that_no_code_has_seen() -> None:
     history = History("loop")
     history.load({"approval": record(kind="event", unclaimed="approved"), "step": record()})
     following = history.next_generation(None)
-    ((key, kept),) = following.unclaimed.items()
-    assert (kept["unclaimed"], key) == ("approved", "~unclaimed:2:approval")
+    ((key, kept_record),) = following.unclaimed.items()
+    assert (kept_record["unclaimed"], key) == ("approved", "~unclaimed:2:approval")
     assert following.find("", "approval") is None
     assert following.reserve("", "approval") == "approval"

@@ -272,12 +272,12 @@ async def test_metadata_of_middleware_are_stored_with_runs_and_their_children() 
 
 
 async def test_metadata_that_middleware_changes_are_seen_by_the_next_activation() -> None:
-    seen: list[Any] = []
+    observations: list[Any] = []
 
     class Count(Middleware):
         async def around_run(self, run: RunContext, call: Call) -> Any:
-            seen.append(run.metadata.get("activations", 0))
-            run.update_metadata(activations=seen[-1] + 1)
+            observations.append(run.metadata.get("activations", 0))
+            run.update_metadata(activations=observations[-1] + 1)
             return await call()
 
     clock = TestClock()
@@ -285,7 +285,7 @@ async def test_metadata_that_middleware_changes_are_seen_by_the_next_activation(
     await runtime.trigger(greeting, "hal", run_id="1")
     await clock.advance("8h")
     await runtime.sweep()
-    assert seen == [0, 1]
+    assert observations == [0, 1]
 
 
 async def test_when_a_run_became_due_is_known() -> None:

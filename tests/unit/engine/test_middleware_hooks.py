@@ -1,4 +1,4 @@
-"""What middleware is told beside the calls around runs and steps."""
+"""The hooks of middleware besides those around runs and steps."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore, TestClock
 
 
-class Told(Middleware):
-    """Writes down what it is told."""
+class HookLog(Middleware):
+    """Logs the calls of its hooks."""
 
     def __init__(self) -> None:
         self.lines: list[object] = []
@@ -51,24 +51,24 @@ async def approval(step: Step) -> str:
     return str(await step.wait_for_event("answer", "answer"))
 
 
-async def test_it_is_told_with_which_status_a_run_was_stored() -> None:
-    told = Told()
-    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+async def test_after_run_gets_the_status_with_which_a_run_was_stored() -> None:
+    log = HookLog()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[log])
     await runtime.trigger(approval, run_id="1")
     await runtime.signal("1", "answer", "yes")
-    assert told.lines == ["waiting", ("answer", "delivered"), "completed"]
+    assert log.lines == ["waiting", ("answer", "delivered"), "completed"]
 
 
-async def test_it_is_told_that_nothing_could_be_stored() -> None:
-    told = Told()
+async def test_after_run_gets_none_if_nothing_could_be_stored() -> None:
+    log = HookLog()
     store = FaultyStore(MemoryStore(), fail_at=1, verbs={"append"}, error=StoreError)
     with pytest.raises(StoreError):
-        await Runtime(store, workflows=[approval], around=[told]).trigger(approval)
-    assert told.lines == [None]
+        await Runtime(store, workflows=[approval], around=[log]).trigger(approval)
+    assert log.lines == [None]
 
 
-async def test_it_is_told_of_attempts_that_failed() -> None:
-    told, clock = Told(), TestClock()
+async def test_on_retry_is_called_for_failed_attempts() -> None:
+    log, clock = HookLog(), TestClock()
     retry = Retry(3, delay="1h", max_delay="1d", jitter=False)
 
     async def flaky(step: Step) -> int:
@@ -80,12 +80,12 @@ async def test_it_is_told_of_attempts_that_failed() -> None:
     async def retried(step: Step) -> int:
         return await step("fetch", flaky, step, retry=retry)
 
-    runtime = Runtime(MemoryStore(clock=clock), workflows=[retried], around=[told], clock=clock)
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[retried], around=[log], clock=clock)
     await runtime.trigger(retried)
     for _ in range(2):
         await clock.advance("2h")
         await runtime.sweep()
-    assert told.lines == [
+    assert log.lines == [
         "fetch 1: no 1, 1:00:00",
         "suspended",
         "fetch 2: no 2, 2:00:00",
@@ -94,23 +94,23 @@ async def test_it_is_told_of_attempts_that_failed() -> None:
     ]
 
 
-async def test_a_client_tells_of_the_events_it_sends() -> None:
-    told = Told()
-    client = Client(MemoryStore(), around=[told])
+async def test_around_signal_is_called_for_the_events_of_a_client() -> None:
+    log = HookLog()
+    client = Client(MemoryStore(), around=[log])
     await client.signal("nobody", "answer")
-    assert told.lines == [("answer", "unknown")]
+    assert log.lines == [("answer", "unknown")]
 
 
 async def test_a_broadcast_is_a_signal_to_each_run() -> None:
-    told = Told()
-    runtime = Runtime(MemoryStore(), workflows=[approval], around=[told])
+    log = HookLog()
+    runtime = Runtime(MemoryStore(), workflows=[approval], around=[log])
     for run_id in ("1", "2"):
         await runtime.trigger(approval, run_id=run_id)
     assert await runtime.broadcast("answer", "yes", workflow="approval") == 2
-    assert told.lines[2:] == [("answer", "delivered")] * 2
+    assert log.lines[2:] == [("answer", "delivered")] * 2
 
 
-async def test_what_fails_while_it_is_told_harms_no_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hook_that_raises_does_not_affect_the_run(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Middleware):
         def after_run(self, run: RunContext, status: str | None) -> None:
             raise ZeroDivisionError
@@ -120,16 +120,16 @@ async def test_what_fails_while_it_is_told_harms_no_run(caplog: pytest.LogCaptur
     assert "Broken.after_run failed" in caplog.text
 
 
-async def test_it_surrounds_a_worker_and_sees_what_that_does() -> None:
-    seen: list[Any] = []
+async def test_around_worker_surrounds_a_worker_and_sees_its_work() -> None:
+    observations: list[Any] = []
     durations: list[float] = []
 
     class Watching(Middleware):
         async def around_worker(self, worker: WorkerContext, call: Call) -> Any:
             worker.observe_appends(durations.append)
-            seen.append((worker.id, worker.concurrency, worker.running))
+            observations.append((worker.id, worker.concurrency, worker.running))
             await call()
-            seen.append((await worker.stats()).by_status)
+            observations.append((await worker.stats()).by_status)
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -143,12 +143,12 @@ async def test_it_surrounds_a_worker_and_sees_what_that_does() -> None:
     await runtime.trigger(working, wait=False)
     worker = Worker(runtime, concurrency=7)
     await worker.run_until_idle()
-    assert seen == [(worker.id, 7, 0), {"completed": 1}]
+    assert observations == [(worker.id, 7, 0), {"completed": 1}]
     assert len(durations) == 3
     assert all(seconds >= 0 for seconds in durations)
 
 
-async def test_what_repeats_an_earlier_activation_is_known() -> None:
+async def test_replaying_is_true_while_an_earlier_activation_is_repeated() -> None:
     lines: list[tuple[str, bool]] = []
     clock = TestClock()
 

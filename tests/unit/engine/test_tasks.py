@@ -32,7 +32,7 @@ async def test_the_arguments_of_a_coroutine_that_has_not_started_are_known() -> 
     assert await coroutine == 1
 
 
-async def test_of_anything_else_no_arguments_are_known() -> None:
+async def test_the_arguments_of_anything_else_are_unknown() -> None:
     """Once a coroutine has started, its variables are its own."""
 
     async def suspended(a: int) -> None:
@@ -51,14 +51,14 @@ async def test_coroutines_among_the_arguments_are_found_first() -> None:
     first, second = work(1), work(2)
     limited = asyncio.wait_for(second, 1)
     outer = work([first, 3], limited)
-    found = list(unstarted([outer, 5, "text"]))
-    assert found == [first, second, limited, outer]
-    for each in found:
+    coroutines = list(unstarted([outer, 5, "text"]))
+    assert coroutines == [first, second, limited, outer]
+    for each in coroutines:
         each.close()
 
 
 class TestPatientTasks:
-    """Their cancellations wait until they are delivered."""
+    """Their cancellations are delayed until they are delivered."""
 
     async def test_a_cancellation_is_delivered_later(self) -> None:
         task = PatientTask(asyncio.Event().wait())
@@ -72,21 +72,21 @@ class TestPatientTasks:
             await task
 
     async def test_a_timeout_that_is_left_in_time_cancels_nothing(self) -> None:
-        left = asyncio.Event()
+        has_left = asyncio.Event()
 
         async def work() -> str:
             async with asyncio.timeout(0):
-                await left.wait()
+                await has_left.wait()
             await asyncio.sleep(0)
             return "done"
 
         task = PatientTask(work())
         await asyncio.sleep(0.01)
         assert [each.is_soft for each in task.requests.values()] == [True]
-        left.set()
+        has_left.set()
         assert (await task, task.requests) == ("done", {})
 
-    async def test_a_timeout_is_told_from_a_cancellation_before_it(self) -> None:
+    async def test_a_timeout_is_distinguished_from_an_earlier_cancellation(self) -> None:
         async def work() -> str:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
@@ -102,7 +102,7 @@ class TestPatientTasks:
         assert (await task, hard.is_soft) == ("after the timeout", False)
 
     async def test_a_task_group_takes_its_cancellation_back(self) -> None:
-        left = asyncio.Event()
+        has_left = asyncio.Event()
 
         async def fail() -> None:
             raise ValueError("planned")
@@ -111,7 +111,7 @@ class TestPatientTasks:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(fail())
-                    await left.wait()
+                    await has_left.wait()
             except ExceptionGroup:
                 return "done"
             return "not cancelled"
@@ -119,10 +119,10 @@ class TestPatientTasks:
         task = PatientTask(work())
         await asyncio.sleep(0.01)
         assert [each.is_soft for each in task.requests.values()] == [False]
-        left.set()
+        has_left.set()
         assert (await task, task.requests) == ("done", {})
 
-    async def test_one_in_a_hurry_is_cancelled_at_once(self) -> None:
+    async def test_a_task_that_is_hurried_is_cancelled_at_once(self) -> None:
         task = PatientTask(asyncio.Event().wait())
         await asyncio.sleep(0)
         task.hurry()
@@ -131,7 +131,7 @@ class TestPatientTasks:
 
 
 class TestTimers:
-    """Those that code at a position has set, whose time can be made to come."""
+    """Timers that code at a position has set, and that can be made to fire."""
 
     async def fired(self, work: Any) -> Any:
         token = POSITION.set("here")

@@ -1,4 +1,4 @@
-"""What a run changes by name, and what the next write says about it."""
+"""Named values that a run changes, and what its next write contains."""
 
 from perdure.engine.tracked import Tracked
 
@@ -19,7 +19,7 @@ def test_a_removal_is_written_if_the_store_has_the_value() -> None:
     assert (dict(waits), waits.take_changes()) == ({}, {"loaded": None, "written": None})
 
 
-def test_what_comes_and_goes_between_two_writes_is_not_written() -> None:
+def test_a_value_that_is_set_and_removed_between_two_writes_is_not_written() -> None:
     waits: Tracked[str] = Tracked()
     waits.put("short", "a")
     waits.remove("short")

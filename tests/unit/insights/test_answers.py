@@ -91,19 +91,19 @@ async def test_a_changed_bundle_is_refused() -> None:
 async def test_two_runs_are_compared(store: StoreShell[Any]) -> None:
     await run_order(store, "a", "fail", total=1, password="x")
     await run_order(store, "b", "", total=2, password="y", gift=[1])
-    found = await Insights(store).compare("a", "b")
-    assert [(each.where, each.left, each.right, each.kind) for each in found.payload] == [
+    comparison = await Insights(store).compare("a", "b")
+    assert [(each.where, each.left, each.right, each.kind) for each in comparison.payload] == [
         ("payload.does", "fail", "", "changed"),
         ("payload.total", 1, 2, "changed"),
         ("payload.gift", None, [1], "only_right"),
     ]
-    (step,) = found.steps
+    (step,) = comparison.steps
     assert (step.where, step.left, step.kind) == (
         "ship",
         {"error": "CarrierDown: 503 from carrier"},
         "only_left",
     )
-    assert found.first == "ship"
+    assert comparison.first == "ship"
 
 
 async def test_the_audit_trail_is_searched_and_paged(
@@ -120,14 +120,14 @@ async def test_the_audit_trail_is_searched_and_paged(
     rest = await insights.acts(limit=2, after=first.cursor)
     assert ([act.run_id for act in rest.acts], rest.cursor) == (["r0"], None)
     assert rest.acts[0].why == f"password={MASK}"
-    for query, found in {
+    for query, expected_steps in {
         "by:ana": ["r2", "r0"],
         "verb:pause since:4d": ["r2"],
         "verb:retry": [],
         "older:5d": ["r1", "r0"],
         "r1": ["r1"],
     }.items():
-        assert [act.run_id for act in (await insights.acts(query)).acts] == found, query
+        assert [act.run_id for act in (await insights.acts(query)).acts] == expected_steps, query
 
 
 async def test_acts_of_earlier_months_are_found(clock: TestClock) -> None:
@@ -137,11 +137,11 @@ async def test_acts_of_earlier_months_are_found(clock: TestClock) -> None:
         await operations.pause_workflow(name, by="ana")
         await clock.advance("150d")
     insights = Insights(store, clock=clock)
-    found = [act.step for act in (await insights.acts()).acts]
-    assert found == ["c", "b"], "those of more than 400 days ago have expired"
+    steps = [act.step for act in (await insights.acts()).acts]
+    assert steps == ["c", "b"], "those of more than 400 days ago have expired"
 
 
-async def test_acts_of_the_same_day_are_told_apart_by_their_time(clock: TestClock) -> None:
+async def test_acts_of_the_same_day_are_distinguished_by_their_time(clock: TestClock) -> None:
     store = MemoryStore(clock=clock)
     await run_order(store, "r", "wait", clock)
     operations = Operations(store, clock=clock)
@@ -177,9 +177,9 @@ async def test_a_bulk_operation_without_a_process_is_interrupted(clock: TestCloc
     progress = BulkProgress("7", "status:failed", "retry", "ana", "", now, seen_at=now)
     await store.documents.set("bulk:7", msgspec.json.encode(progress).decode())
     await clock.advance("16s")
-    found = await Insights(store, clock=clock).bulk("7")
-    assert found is not None
-    assert found.state == "interrupted"
+    operation = await Insights(store, clock=clock).bulk("7")
+    assert operation is not None
+    assert operation.state == "interrupted"
 
 
 async def test_the_store_is_described_without_its_password() -> None:
@@ -200,18 +200,18 @@ async def test_findings_name_what_is_wrong_and_how_to_fix_it(clock: TestClock) -
     await set_switch(store, WorkflowSwitch("invoice", True, "ana", "", clock.now()))
     await clock.advance(timedelta(minutes=1))
     await live_worker(store, clock.now())
-    found = await Insights(store, clock=clock).check()
-    assert [each.code for each in found] == ["durability", "no_worker", "workflow_paused"]
-    assert found[1].text == "1 run of order v3 is due; no live worker knows it."
-    assert all(each.fix for each in found)
+    findings = await Insights(store, clock=clock).check()
+    assert [each.code for each in findings] == ["durability", "no_worker", "workflow_paused"]
+    assert findings[1].text == "1 run of order v3 is due; no live worker knows it."
+    assert all(each.fix for each in findings)
 
 
 async def test_a_clock_that_is_ahead_is_found(clock: TestClock) -> None:
     ahead = TestClock(clock.now() + timedelta(minutes=2))
     store = MemoryStore(clock=ahead)
     await store.enqueue([NewRun("r", "order", new_snapshot_json("order"))])
-    found = await Insights(store, clock=clock).check()
-    assert "clock_drift" in [each.code for each in found]
+    findings = await Insights(store, clock=clock).check()
+    assert "clock_drift" in [each.code for each in findings]
 
 
 async def test_an_unreachable_store_is_one_finding() -> None:

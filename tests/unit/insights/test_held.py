@@ -132,10 +132,10 @@ async def test_the_runs_of_a_queue_are_found_with_any_key(
     names = {"a": "emails", "b": "emails/acme", "c": "emails2", "d": ""}
     await store.enqueue([NewRun(id, "order", snapshot, queue=names[id]) for id in names])
 
-    async def found(query: str) -> list[str]:
+    async def find_ids(query: str) -> list[str]:
         page = await Insights(store, clock=clock).runs(query)
         return sorted(row.id for row in page.runs)
 
-    assert await found("queue:emails") == ["a", "b"]
-    assert await found("queue:emails/acme") == ["b"]
-    assert await found('queue:""') == ["d"]
+    assert await find_ids("queue:emails") == ["a", "b"]
+    assert await find_ids("queue:emails/acme") == ["b"]
+    assert await find_ids('queue:""') == ["d"]

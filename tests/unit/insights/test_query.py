@@ -1,4 +1,4 @@
-"""The query language: parsing, writing back, teaching errors, completion."""
+"""The query language: parsing, formatting, error messages, completion."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -82,7 +82,9 @@ def test_times_may_be_iso_dates_in_utc_or_with_an_offset() -> None:
         ("x" * 513, "id: expected a non-empty string of at most 512", 0),
     ],
 )
-def test_errors_teach_and_name_the_position(text: str, problem: str, position: int) -> None:
+def test_errors_explain_the_mistake_and_its_position(
+    text: str, problem: str, position: int
+) -> None:
     with pytest.raises(InvalidQuery) as caught:
         parse_query(text, NOW)
     assert problem in str(caught.value)

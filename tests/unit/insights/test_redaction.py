@@ -14,7 +14,7 @@ def test_keys_match_however_they_are_written(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["secretary", "passport", "tokenizer", "session", "dsnake"])
-def test_words_that_only_begin_alike_are_shown(key: str) -> None:
+def test_words_that_only_share_a_prefix_are_shown(key: str) -> None:
     assert Redact().value({key: "x"}, ("payload",)) == {key: "x"}
 
 
@@ -29,14 +29,16 @@ def test_nothing_of_a_redacted_value_is_left() -> None:
 
 def test_dicts_that_are_stored_as_pairs_are_redacted() -> None:
     stored = {"~map": [["password", "x"], [1, {"token": "y"}], ["a", 2]]}
-    shown = Redact().value(stored, ("payload",))
-    assert shown == {"~map": [["password", MASK], [1, {"token": MASK}], ["a", 2]]}
+    redacted_value = Redact().value(stored, ("payload",))
+    assert redacted_value == {"~map": [["password", MASK], [1, {"token": MASK}], ["a", 2]]}
 
 
 def test_paths_hide_one_place_and_a_star_stands_for_one_part() -> None:
     redact = Redact(paths=("payload.*.email", "steps.charge.note"))
-    shown = redact.value({"a": {"email": 1}, "email": 2, "b": [{"email": 3}]}, ("payload",))
-    assert shown == {"a": {"email": MASK}, "email": 2, "b": [{"email": 3}]}
+    redacted_value = redact.value(
+        {"a": {"email": 1}, "email": 2, "b": [{"email": 3}]}, ("payload",)
+    )
+    assert redacted_value == {"a": {"email": MASK}, "email": 2, "b": [{"email": 3}]}
     assert redact.value({"note": 1}, ("steps", "charge")) == {"note": MASK}
 
 
@@ -46,8 +48,8 @@ def test_a_function_decides_by_path_and_value() -> None:
 
 
 def test_urls_lose_their_password_everywhere() -> None:
-    shown = Redact().value({"url": "see postgres://ana:p@ss@db/shop?x=1"}, ("payload",))
-    assert shown == {"url": f"see postgres://ana:{MASK}@db/shop?x=1"}
+    redacted_value = Redact().value({"url": "see postgres://ana:p@ss@db/shop?x=1"}, ("payload",))
+    assert redacted_value == {"url": f"see postgres://ana:{MASK}@db/shop?x=1"}
 
 
 @pytest.mark.parametrize(

@@ -111,15 +111,15 @@ async def test_a_step_has_its_full_value_and_its_position(store: StoreShell[Any]
     detail = await Insights(store).step("r", "reserve")
     assert detail.value == {"parcel": 7, "token": MASK}
     assert (detail.position, detail.later) == (1, 2)
-    shown = await Insights(store, redact=NOTHING_REDACTED).step("r", "reserve")
-    assert shown.value["token"] == "abc"
+    full_step = await Insights(store, redact=NOTHING_REDACTED).step("r", "reserve")
+    assert full_step.value["token"] == "abc"
 
 
 async def test_equal_calls_are_folded(store: StoreShell[Any]) -> None:
     await run_order(store, "r", "fail")
     groups = (await Insights(store).run("r")).groups
-    found = [(each.name, each.count, each.failed) for each in groups]
-    assert found == [("reserve", 1, 0), ("pack", 2, 0), ("ship", 1, 1)]
+    counts = [(each.name, each.count, each.failed) for each in groups]
+    assert counts == [("reserve", 1, 0), ("pack", 2, 0), ("ship", 1, 1)]
 
 
 async def test_waits_and_the_inbox_are_shown(store: StoreShell[Any], clock: TestClock) -> None:
@@ -183,7 +183,7 @@ HOSTILE = ("<script>alert(1)</script>", "\x1b[2J", "a\nb", "émoji 🐍", "x" * 
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-async def test_strange_values_come_back_as_they_are(store: StoreShell[Any], text: str) -> None:
+async def test_unusual_values_are_returned_unchanged(store: StoreShell[Any], text: str) -> None:
     fields: dict[str, Any] = {"note": text, text[:50]: 1}
     await run_order(store, "r", "wait", **fields)
     insights = Insights(store)

@@ -1,4 +1,4 @@
-"""Schedules, and why their runs are where they are."""
+"""Schedules, and the state of their runs."""
 
 from datetime import UTC, datetime
 

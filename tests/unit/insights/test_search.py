@@ -56,13 +56,13 @@ async def test_the_index_answers(store: StoreShell[Any]) -> None:
 
 async def test_pages_continue_without_gaps(store: StoreShell[Any]) -> None:
     await fill(store, {f"r{n}": {"fails": n % 2} for n in range(7)})
-    insights, found, after = Insights(store), [], None
+    insights, ids, after = Insights(store), [], None
     while True:
         page = await insights.runs("error:carrier", limit=2, after=after)
-        found += [run.id for run in page.runs]
+        ids += [run.id for run in page.runs]
         if (after := page.cursor) is None:
             break
-    assert found == ["r5", "r3", "r1"]
+    assert ids == ["r5", "r3", "r1"]
 
 
 async def test_headers_are_filtered_by_wait_error_step_and_version(store: StoreShell[Any]) -> None:
@@ -165,7 +165,7 @@ async def test_a_search_stops_after_a_number_of_runs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("run_id", STRANGE_IDS)
-async def test_strange_ids_are_found_by_their_quoted_text(
+async def test_unusual_ids_are_found_by_their_quoted_text(
     store: StoreShell[Any], run_id: str
 ) -> None:
     quoted = json.dumps(run_id, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Why a run is where it is: one test for each situation."""
+"""Why a run is in its current state: one test for each situation."""
 
 import asyncio
 from datetime import timedelta

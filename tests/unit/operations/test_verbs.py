@@ -368,10 +368,10 @@ async def test_a_rewind_over_a_success_changes_idempotency_keys_and_no_derived_v
     runtime: Runtime, operations: Operations
 ) -> None:
     keys: list[str] = []
-    seen: list[str] = []
+    observations: list[str] = []
 
     async def pay(id: str, key: str) -> None:
-        seen.append(id)
+        observations.append(id)
         keys.append(key)
 
     @workflow("paying")
@@ -386,8 +386,8 @@ async def test_a_rewind_over_a_success_changes_idempotency_keys_and_no_derived_v
     [run] = await runtime.sweep()
     assert run.status == "completed", run.error
     assert len(set(keys)) == 2
-    assert len(set(seen)) == 1
-    assert len(seen) == 2
+    assert len(set(observations)) == 1
+    assert len(observations) == 2
 
 
 async def test_a_completed_run_can_be_rewound(runtime: Runtime, operations: Operations) -> None:
@@ -501,14 +501,14 @@ async def test_prune_says_how_far_it_is(
     for number in range(5):
         await runtime.trigger(order, run_id=f"run-{number}")
     await clock.advance("8 days")
-    shown: list[tuple[int, int | None]] = []
+    progress: list[tuple[int, int | None]] = []
     await operations.prune(
-        "7 days", by="ana", on_progress=lambda done, total: shown.append((done, total))
+        "7 days", by="ana", on_progress=lambda done, total: progress.append((done, total))
     )
-    assert shown == [(0, 5), (2, 5), (4, 5), (5, 5)]
+    assert progress == [(0, 5), (2, 5), (4, 5), (5, 5)]
 
 
-async def test_a_prune_that_dies_is_on_record(
+async def test_a_prune_whose_process_dies_is_recorded(
     runtime: Runtime, clock: TestClock, store: MemoryStore
 ) -> None:
     """The act is written before the first run is deleted."""

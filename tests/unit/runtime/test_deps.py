@@ -76,17 +76,17 @@ async def test_one_task_enters_and_leaves(runtime: Runtime, pool: Pool) -> None:
 
 async def test_a_run_outlives_the_block_that_entered(runtime: Runtime, pool: Pool) -> None:
     """It is left after the last run has ended."""
-    begun, may_end = asyncio.Event(), asyncio.Event()
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
 
     @workflow("long")
     async def long(step: Step[Pool]) -> None:
-        begun.set()
+        has_begun.set()
         await may_end.wait()
         step.deps.log.append("ends")
 
     async with runtime:
         run = asyncio.create_task(runtime.trigger(long))
-        await begun.wait()
+        await has_begun.wait()
     may_end.set()
     await run
     assert pool.log == ["entered", "ends", "left"]
@@ -215,7 +215,7 @@ async def test_a_worker_holds_them_while_it_works(runtime: Runtime, pool: Pool) 
     async with Worker(runtime) as worker:
         for name in "ab":
             run = await runtime.trigger(use, name, wait=False)
-            while not (found := await runtime.get_run(run.id)) or not found.over:
+            while not (stored_run := await runtime.get_run(run.id)) or not stored_run.over:
                 await asyncio.sleep(0.001)
         # The run is over for others before the worker is done with it.
         while worker.running:
@@ -298,11 +298,11 @@ async def test_dependencies_that_end_by_themselves_are_logged(
 def test_runs_end_before_they_are_left_when_the_loop_closes() -> None:
     """`asyncio.run` cancels all tasks at once."""
     pool: list[Pool] = []
-    begun = asyncio.Event()
+    has_begun = asyncio.Event()
 
     @workflow("long")
     async def long(step: Step[Pool]) -> None:
-        begun.set()
+        has_begun.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -315,7 +315,7 @@ def test_runs_end_before_they_are_left_when_the_loop_closes() -> None:
         pool.append(Pool())
         runtime = Runtime(MemoryStore(), workflows=[long], deps=pool[0])
         runs.add(asyncio.create_task(runtime.trigger(long)))
-        await begun.wait()
+        await has_begun.wait()
 
     runs: set[object] = set()
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""How a driven run is stored and given up."""
+"""How a run is stored and released when it ends."""
 
 from perdure import Runtime, Step, workflow
 from perdure.stores import MemoryStore

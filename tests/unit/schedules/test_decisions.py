@@ -65,7 +65,7 @@ def test_times_missed_by_more_than_catch_up_are_skipped_and_counted() -> None:
 
 
 def test_a_missed_time_is_not_caught_up_although_it_was_the_last() -> None:
-    """Off from before nine until eight in the evening: the report of nine is not wanted then."""
+    """No worker runs from before nine until eight in the evening: nine is skipped."""
     daily = timing(Cron("0 9 * * *"), catch_up="1h")
     decision = wake(daily, NEW, BEGIN.replace(hour=20))
     assert (decision.starts, decision.state.missed) == ((), 1)

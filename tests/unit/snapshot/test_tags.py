@@ -1,4 +1,4 @@
-"""The tags that a user gives a run."""
+"""The tags that a user sets on a run."""
 
 from typing import Any
 

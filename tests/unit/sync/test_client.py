@@ -126,9 +126,9 @@ def test_a_timeout_does_not_affect_the_run(client: sync.Client) -> None:
     run = client.trigger(approval)
     with pytest.raises(TimeoutError):
         client.result(run, timeout="10ms")
-    found = client.get_run(run.id)
-    assert found is not None
-    assert found.status == "queued"
+    stored_run = client.get_run(run.id)
+    assert stored_run is not None
+    assert stored_run.status == "queued"
 
 
 def test_errors_are_those_of_the_asynchronous_client(client: sync.Client) -> None:
@@ -211,19 +211,19 @@ NOT_CLOSED = """
 
 
 def test_a_program_may_end_without_closing(url: str) -> None:
-    done = run_script(NOT_CLOSED, url)
-    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
+    process = run_script(NOT_CLOSED, url)
+    assert (process.stdout, process.stderr, process.returncode) == ("end\n", "", 0)
 
 
 def test_a_program_on_postgres_may_end_without_closing(postgres_url: str) -> None:
-    done = run_script(NOT_CLOSED, postgres_url)
-    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
+    process = run_script(NOT_CLOSED, postgres_url)
+    assert (process.stdout, process.stderr, process.returncode) == ("end\n", "", 0)
 
 
 def test_a_program_on_redis_may_end_without_closing(redis_url: str, redis_prefix: str) -> None:
     store = f"__import__('perdure.stores').stores.redis(URL, namespace={redis_prefix!r})"
-    done = run_script(NOT_CLOSED.replace("Client(URL)", f"Client({store})"), redis_url)
-    assert (done.stdout, done.stderr, done.returncode) == ("end\n", "", 0)
+    process = run_script(NOT_CLOSED.replace("Client(URL)", f"Client({store})"), redis_url)
+    assert (process.stdout, process.stderr, process.returncode) == ("end\n", "", 0)
 
 
 FORKED = """
@@ -248,11 +248,11 @@ FORKED = """
 def test_a_process_may_be_forked_before_and_after_the_first_use(
     url: str, used_before: bool
 ) -> None:
-    done = run_script(FORKED.format(used_before=used_before), url)
+    process = run_script(FORKED.format(used_before=used_before), url)
     expected = ["child", "parent", "parent again"] if used_before else ["child", "parent again"]
-    assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+    assert (process.stdout, process.stderr) == (f"{expected}\n", "")
 
 
 def test_a_forked_process_does_not_harm_the_connections_of_its_parent(postgres_url: str) -> None:
-    done = run_script(FORKED.format(used_before=True), postgres_url)
-    assert (done.stdout, done.stderr) == ("['child', 'parent', 'parent again']\n", "")
+    process = run_script(FORKED.format(used_before=True), postgres_url)
+    assert (process.stdout, process.stderr) == ("['child', 'parent', 'parent again']\n", "")

@@ -281,7 +281,7 @@ class LocalRun:
             raise
         self._note("completed" if result.ok else "failed", ended=True)
         self._publish("workflow_complete" if result.ok else "workflow_error")
-        if result.ok and (unknown := self._history.untouched()):
+        if result.ok and (unknown := self._history.unused_keys()):
             react(
                 self._options.get("on_unknown_steps", "warn"),
                 "unknown_steps",

@@ -98,7 +98,7 @@ async def test_a_branch_that_has_not_been_told_to_stop_is_not_blamed(
 
     @workflow("busy")
     async def busy(step: Step) -> None:
-        step._run.break_off(Cancelled(step.run_id))
+        step._run.stop(Cancelled(step.run_id))
         await step("next", lambda: None)
 
     assert (await Runtime(store, workflows=[busy]).trigger(busy)).status == "cancelled"

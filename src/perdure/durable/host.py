@@ -128,9 +128,9 @@ class RunHost(calls.RunHost, ABC):
         return self._suspension
 
     @property
-    def suspended(self) -> list[PendingWait] | None:
+    def suspended_waits(self) -> list[PendingWait] | None:
         """The waits with which the run was suspended, or `None` if it was not."""
-        return None if self._suspension is None else self._suspension.suspended
+        return None if self._suspension is None else self._suspension.suspended_waits
 
     @property
     @abstractmethod
@@ -190,7 +190,7 @@ class RunHost(calls.RunHost, ABC):
 
     def _lose_permit(self, cost: Cost) -> None:
         """Stop the run, because another process may use the permit; it can be claimed at once."""
-        self.execution.break_off(PermitLost(self.id, cost.limit.name))
+        self.execution.stop(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""
@@ -227,7 +227,7 @@ class RunHost(calls.RunHost, ABC):
             if self._reports is not None:
                 await self._reports.close()
 
-    def renewed(self, lease: Lease) -> None:
+    def update_lease(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and check for messages that have arrived."""
         self.lease = lease
         if lease.has_messages:
@@ -245,10 +245,10 @@ class RunHost(calls.RunHost, ABC):
         """Return the steps that are being executed."""
         return [] if self._execution is None else steps_in_flight(self._execution)
 
-    def break_off(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> None:
         """Make every step raise `error` from now on."""
         if self._execution is not None:
-            self._execution.break_off(error)
+            self._execution.stop(error)
 
     async def deliver_rest(self) -> None:
         """Deliver everything in the outbox of the stored run."""
@@ -259,7 +259,7 @@ class RunHost(calls.RunHost, ABC):
     def lose(self) -> None:
         """Stop the run, because another process owns it."""
         self.session.drop(self)
-        self.break_off(LeaseLost(self.id))
+        self.stop(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
         """Release the lease; the run can be claimed at once, or at `wake_at`."""
@@ -280,7 +280,7 @@ class RunHost(calls.RunHost, ABC):
             block["rollback"] = self.history.rollback
         return cast(ExecutionBlock, block)
 
-    def running(self) -> ExecutionBlock:
+    def running_block(self) -> ExecutionBlock:
         """Return the `execution` of a run that continues, with its waits."""
         waits = list(self.history.waits.values())
         return self.block(pending=waits) if waits else self.block()

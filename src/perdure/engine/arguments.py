@@ -27,7 +27,7 @@ def check_arguments(value: object, parameter: str) -> Arguments:
 
 def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
     """Return the arguments as JSON; in a preview, values that do not fit become their size."""
-    kept: list[Any] = []
+    recorded_args: list[Any] = []
     room = PREVIEW if arguments == "preview" else None
     for value in args:
         try:
@@ -39,5 +39,5 @@ def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
             data, size = f"… {size:,} bytes", 0
         elif room is not None:
             room -= size
-        kept.append(data)
-    return kept
+        recorded_args.append(data)
+    return recorded_args

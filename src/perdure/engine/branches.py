@@ -74,7 +74,7 @@ class Branch:
         path = f"{self.path}/{self.children}" if self.path else str(self.children)
         return Branch(self.branches, path, self)
 
-    def below(self, call: str, executed_by: "Branch") -> "Branch":
+    def race_parent(self, call: str, executed_by: "Branch") -> "Branch":
         """Return the parent of the branches of a race that this branch called.
 
         The path comes from the call, which is unique. But another branch may await the call, and
@@ -149,10 +149,10 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` once
-    nothing is in flight any longer. `calls` are the calls that are in flight or parked. `cancelled`
-    says that every branch has been told to stop: whatever still runs is unwinding. `handle` is the
-    `step` object of the workflow function, while it runs. `task_class`, if set, is the class of
-    the tasks of its branches; otherwise the event loop chooses.
+    nothing is in flight any longer. `calls` are the calls that are in flight or parked. The run
+    `is_cancelled` once every branch has been told to stop: whatever still runs is unwinding.
+    `handle` is the `step` object of the workflow function, while it runs. `task_class`, if set, is
+    the class of the tasks of its branches; otherwise the event loop chooses.
     """
 
     __slots__ = (
@@ -161,10 +161,10 @@ class Branches:
         "_position",
         "_unwinding",
         "calls",
-        "cancelled",
         "handle",
+        "is_cancelled",
         "on_change",
-        "parked",
+        "parked_tasks",
         "root",
         "task_class",
         "tasks",
@@ -174,12 +174,12 @@ class Branches:
     def __init__(self) -> None:
         self.root = Branch(self)
         self.tasks: dict[Task, Branch] = {}
-        self.parked: set[Task] = set()
+        self.parked_tasks: set[Task] = set()
         self.calls: set[Leaf] = set()
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
-        self.cancelled = False
+        self.is_cancelled = False
         self.task_class: type[Task] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
 
@@ -249,13 +249,13 @@ class Branches:
 
     def _remove(self, task: Task) -> None:
         self.tasks.pop(task, None)
-        self.changed()
+        self.notify_change()
 
     @property
     def in_flight(self) -> int:
         """How many calls are in flight, not counting durable waits."""
         # A task that is parked is in exactly one call.
-        return len(self.calls) - len(self.parked)
+        return len(self.calls) - len(self.parked_tasks)
 
     def begin(self, call: Leaf) -> None:
         """Note that a step, transaction or write begins; the run stays in memory until it ends."""
@@ -270,12 +270,12 @@ class Branches:
 
     def park(self, task: Task) -> None:
         """Note that a call enters a durable wait."""
-        self.parked.add(task)
+        self.parked_tasks.add(task)
         self._stopped_working()
 
     def unpark(self, task: Task) -> None:
         """Note that a durable wait is over; its call continues by writing its record."""
-        self.parked.discard(task)
+        self.parked_tasks.discard(task)
 
     def _stopped_working(self) -> None:
         if self.on_change is not None:
@@ -284,7 +284,7 @@ class Branches:
             when_idle, self.when_idle = self.when_idle, None
             when_idle()
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Check again whether the run may leave memory."""
         if self.on_change is not None:
             self.on_change()
@@ -310,11 +310,11 @@ class Branches:
             for task in self.tasks:
                 # Not immediately: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
-            self._loop.call_soon(self._was_cancelled)
+            self._loop.call_soon(self._mark_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
 
-    def _was_cancelled(self) -> None:
-        self.cancelled = True
+    def _mark_cancelled(self) -> None:
+        self.is_cancelled = True
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""

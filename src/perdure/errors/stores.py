@@ -24,7 +24,7 @@ class PermitLost(StoreError):
 
     def __init__(self, run_id: str, limit: str) -> None:
         super().__init__(
-            f"run {run_id!r} was broken off: its permit of limit {limit!r} expired, and another "
+            f"run {run_id!r} was stopped: its permit of limit {limit!r} expired, and another "
             "process may use it now; the run continues from its records"
         )
         self.run_id = run_id

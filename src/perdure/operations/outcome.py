@@ -89,7 +89,7 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
 def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
     parts = [_DONE[request.verb].format(step=request.step)]
     if run.history.rollback is not None and not is_over(run.written_status):
-        parts = [_undoing(request, len(run.history.owed()))]
+        parts = [_undoing(request, len(run.history.steps_to_undo()))]
     if dropped:
         parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
     if run.status == "paused" and request.verb in _WAITING:

@@ -61,7 +61,7 @@ class Children:
             raise InvalidArgument("workflow", workflow, expected)
         return workflow
 
-    def known(self, name: str) -> Definition[Any, Any] | None:
+    def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the newest definition with this name, or `None` if none is registered."""
         return self._registry.find(name)
 

@@ -188,7 +188,7 @@ class Driver:
 
     def _open_outbox(self, host: RunHost) -> Deliveries:
         deliveries = Deliveries(host.session, host.id, host.history, self.random, self.lease_ttl)
-        host.outbox = Outbox(host.history, deliveries, host.break_off)
+        host.outbox = Outbox(host.history, deliveries, host.stop)
         return deliveries
 
     async def _close(self, session: Session, grant: Grant) -> Rested | None:
@@ -249,7 +249,7 @@ class Driver:
         if not version_of(grant.snapshot.get("metadata")):
             # Written with the first entry: if this process dies, an older one must not continue the
             # run.
-            history.metadata.changed.update(definition.identity)
+            history.metadata.changes.update(definition.identity)
         if history.rollback is None and (failures := failures_to_retry(snapshot)):
             history.drop(failures)
         return definition, payload, history
@@ -290,6 +290,6 @@ async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
         return
     requests[:] = requests_in(messages)
     if (cancel := cancel_in(requests, host.history.rollback)) is not None:
-        host.execution.break_off(Cancelled(host.id, cancel.why))
+        host.execution.stop(Cancelled(host.id, cancel.why))
     elif requests:
         host.suspension.pause()

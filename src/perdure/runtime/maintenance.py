@@ -142,7 +142,7 @@ async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
         return await _remove(run, host, given)
     except StoreError as error:
         # The run has not failed: it is tried again.
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
     except Exception:
         logger.exception("removing old runs failed; it is tried again in an hour")
         return replace(given, since=None)

@@ -30,7 +30,7 @@ def check_undo_step(run: RunEdit, request: Request) -> None:
             raise Refused(run.run_id, request.verb, reason)
         return
     key = request.step.removeprefix(UNDO)
-    if key not in (run.history.marked if is_undone else being_undone(run.history.steps())):
+    if key not in (run.history.undoable_steps if is_undone else being_undone(run.history.steps())):
         raise Refused(run.run_id, request.verb, f"step {key!r} is not being undone")
 
 

@@ -152,7 +152,7 @@ async def _decide(run: Execution, given: ScheduleInput) -> Decision:
         ended = await _runs_that_ended(run, given)
     except StoreError as error:
         # The schedule has not failed: it is tried again.
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
     floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
     state = replace(given.state, last=floor)
     # The write of a decision contains all of its runs, so limit them if payloads are large.
@@ -246,7 +246,7 @@ class ScheduleWorkflow(SystemWorkflow):
         # It would be stored with every generation, but nothing uses it.
         del host.history.metadata["firstInput"]
         if decision.pause:
-            edit = RunEdit(host.id, host.history, host.running(), "queued", host.clock.now())
+            edit = RunEdit(host.id, host.history, host.running_block(), "queued", host.clock.now())
             edit.make("paused", reason=decision.pause)
             return edit.rest(host)
         awaits = (OPERATOR, DONE) if following.state.buffer else (OPERATOR,)

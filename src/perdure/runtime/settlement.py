@@ -69,22 +69,22 @@ async def leave(
 
     Without a result, the function was unwound: the run was suspended or interrupted.
     """
-    broken, suspended = host.execution.broken, host.suspended
-    if isinstance(broken, ContinuedAsNew):
-        return await _begin_again(host, broken.data, definition)
-    if requests and (suspended is not None or isinstance(broken, Cancelled)):
+    reason, suspended = host.execution.stopped_by, host.suspended_waits
+    if isinstance(reason, ContinuedAsNew):
+        return await _begin_again(host, reason.data, definition)
+    if requests and (suspended is not None or isinstance(reason, Cancelled)):
         return await apply_requests(_edit(host, suspended), host, requests)
     if suspended is not None:
         return await _settle(host, *at_rest(host, suspended))
-    if isinstance(broken, Cancelled):
-        return await _end(host, *cancelled(host, broken.reason))
-    if isinstance(broken, ManualValueError):
-        return await _pause(host, str(broken))
-    if isinstance(broken, StoreError | LeaseLost):
-        raise broken
+    if isinstance(reason, Cancelled):
+        return await _end(host, *cancelled(host, reason.reason))
+    if isinstance(reason, ManualValueError):
+        return await _pause(host, str(reason))
+    if isinstance(reason, StoreError | LeaseLost):
+        raise reason
     if result is None:
-        assert broken is not None, "a run without a result was broken off"
-        result = outcome_of(broken)
+        assert reason is not None, "a run without a result was stopped"
+        result = outcome_of(reason)
     if isinstance(definition, SystemWorkflow) and isinstance(result, Ok):
         return await _sleep_until_next(host, definition, result.value)
     if requests:
@@ -136,7 +136,7 @@ async def end_failed(host: RunHost, error: StoreError) -> Rested:
             f"{error}. Its {len(host.history)} records together are more than the store takes "
             "and were dropped, so the run cannot be retried"
         )
-        if lost := host.history.owed():
+        if lost := host.history.steps_to_undo():
             reasons = dict.fromkeys(lost, "its record was dropped")
             failed = RollbackFailed(f"run {host.id!r}", str(failed), reasons)
         host.history = host.history.without_records()
@@ -164,7 +164,7 @@ async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> Rested:
     """Store the end of a run whose steps were undone."""
     failures: Failures = result.value if isinstance(result, Ok) else {}
     if isinstance(result, Err):
-        failures = dict.fromkeys(host.history.owed(), cast(Exception, result.error))
+        failures = dict.fromkeys(host.history.steps_to_undo(), cast(Exception, result.error))
     rested = await _settle(host, *rolled_back(host, failures))
     if failures:
         log_failed_rollback(host, failures)
@@ -235,7 +235,7 @@ def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
 
 
 def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
-    return RunEdit(host.id, host.history, host.running(), status, host.clock.now())
+    return RunEdit(host.id, host.history, host.running_block(), status, host.clock.now())
 
 
 def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:

@@ -116,7 +116,7 @@ def _retry(run: RunEdit, request: Request) -> str:
         raise _refuse(run, request, f"it is {run.status}, not failed")
     _check_complete(run, request)
     keys = failures_to_retry(_snapshot(run))
-    if run.history.owed() and run.history.rollback is not None:
+    if run.history.steps_to_undo() and run.history.rollback is not None:
         return continue_rollback(run)
     _make_due_again(run)
     start_over(run)

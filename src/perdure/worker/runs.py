@@ -53,7 +53,7 @@ class DrivenRuns:
 
     def leased(self) -> list[LeasedRun]:
         """Return the active runs, whose leases are renewed."""
-        return self.session.leased(self._tasks.values())
+        return self.session.active_runs(self._tasks.values())
 
     async def accept(self, turn: Turn) -> None:
         """Execute a claimed run, or leave it for later."""

@@ -125,12 +125,14 @@ class BatchQueue(Generic[Q, A]):
         Cancelling the caller does not withdraw the request. The cancellation is raised once the
         reply is known, as an `Interrupted` that contains it.
         """
+        # The usual case under load, without the coroutine of `_write_now` around it.
         if self._busy and not self._closed and len(self._queue) < self._max_waiting:
             return self._enqueue(request).wait()
         return self._write_now(request)
 
     async def _write_now(self, request: Q) -> A:
         if self._busy or self._closed:
+            # Several callers wake at once, and the first may fill the room again.
             while len(self._queue) >= self._max_waiting and not self._closed:
                 await self._wait_for_room()
             if self._closed:
@@ -154,6 +156,7 @@ class BatchQueue(Generic[Q, A]):
             raise failure from failure.__cause__
         finally:
             POSITION.reset(token)
+        # Without a call for a lone run, which finds the queue empty after each step.
         if self._queue or self._idle is not None:
             self._flush_next()
         else:

@@ -110,6 +110,7 @@ class RunHost(calls.RunHost, ABC):
         self._leaves_memory = suspend_after is not None
         if suspend_after is not None:
             self.suspend_after = suspend_after
+        # An earlier activation consumed these events, so they are no longer in the inbox.
         for key in self.history.unclaimed:
             self.give_back(key)
 
@@ -174,6 +175,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
         """Answer a wait on behalf of the run, unless it was already answered; return the answer."""
+        # In a separate task: a cancelled caller must know which message was first.
         return await finish(detached(self._conclude(wait, outcome)))
 
     async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
@@ -209,6 +211,7 @@ class RunHost(calls.RunHost, ABC):
         call_in(self.session.loop, lambda: self._report(report))
 
     def _report(self, report: Mapping[str, Any]) -> None:
+        # A thread may report after the run has ended here, when another process may own it.
         if not self.execution.live:
             return
         self.history.set_metadata("report", report)

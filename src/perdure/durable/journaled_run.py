@@ -54,6 +54,7 @@ class JournaledRun(RunHost):
     async def _write(self, entry: Entry) -> None:
         interruption: Interrupted | None = None
         try:
+            # Nothing was awaited since the entry got its number, so entries are queued in order.
             verdict = await self._append(entry)
         except Interrupted as error:
             interruption, verdict = error, error.answer

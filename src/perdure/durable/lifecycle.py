@@ -114,12 +114,15 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     if not host.is_saved:
         await save_first(host)
     with outside_runs():
+        # The context is copied before the function can change it: a replay begins as the run did.
         host.replay = partial(_learn_undos, host, program, copy_context())
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
+    # A separate task, so that a cancellation of the caller does not reach the function before the
+    # run is stopped.
     task = detached(run_function(execution, body, announce=program.is_function))
     try:
         await _end_of(task)

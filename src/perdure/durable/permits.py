@@ -141,6 +141,7 @@ class Pool:
     def change(self, limit: PermitLimit) -> None:
         """Continue with another number of units; units in use are not affected."""
         self.limit = limit
+        # The permits that a higher number adds may not exist yet.
         self.created_at, self.look_at = None, 0.0
         for permit in tuple(self._open.values()):
             if not limit.units_of(permit.id):
@@ -188,6 +189,7 @@ class Pool:
     def give_back(self, permit: Permit, units: int) -> None:
         """Make units free again."""
         permit.free += units
+        # Another process may have claimed it, so its units are no longer ours to use.
         if permit.is_lost:
             return
         if self.limit.units_of(permit.id):
@@ -265,6 +267,7 @@ class Permits:
             limit = PermitLimit(limit.name, n, limit.per)
         pool = self._pools.get(limit.name)
         if pool is None:
+            # Every key of a queue has a pool, and keys may be as many as customers.
             if len(self._pools) >= _MOST_POOLS:
                 self._pools = {name: each for name, each in self._pools.items() if each.is_used}
             pool = self._pools[limit.name] = Pool(limit)
@@ -323,6 +326,7 @@ class Permits:
             for pool in pools
             for id in pool.limit.ids()
         )
+        # Permits that exist, even leased ones, are not changed: `enqueue` skips their ids.
         while batch := list(islice(new, _BATCH)):
             await self.store.enqueue(batch)
         for pool in pools:

@@ -177,6 +177,7 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     """Lease the run, creating it if necessary."""
     metadata = {**request.metadata, "seed": request.seed}
     first = new_snapshot(request.id, now=request.clock.now(), metadata=metadata)
+    # With one owner for all of them, each of several concurrent calls takes over the lease.
     owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
     return await session.acquire(
         LeaseRequest(

@@ -154,6 +154,7 @@ class Session:
         answer = await self._acquire(request)
         if isinstance(answer, Refusal) and answer.reason == "owned" and is_gone(answer.owner or ""):
             logger.info("run %r is taken over: its process no longer exists", request.id)
+            # Only from this owner: another process may have taken the run over since.
             answer = await self._acquire(replace(request, instead_of=answer.owner))
         if isinstance(answer, Refusal) and answer.reason == "unreadable":
             raise StoreCorrupted(answer.error)
@@ -296,6 +297,8 @@ class Session:
                 logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
 
     async def _renew_once(self) -> None:
+        # A worker that catches up may meet the renewer: an older reply must not replace a newer
+        # lease.
         async with self._renewal_lock:
             start = self.clock.monotonic()
             # A copy, because runs come and go while the store replies. A run that was released in

@@ -166,6 +166,7 @@ class Suspension:
         self._pending[pending.wait["id"]] = pending
         if pending.event is not None:
             branches = self._by_event.setdefault(pending.event, deque())
+            # Without this, a loop of races would leave one cancelled wait behind per iteration.
             while branches and not self._is_pending(branches[0]):
                 branches.popleft()
             branches.append(pending)
@@ -200,8 +201,10 @@ class Suspension:
     async def _watch(self) -> None:
         try:
             while self._pending and self._run.live:
+                # Cleared before the check, so that a change during the check causes another one.
                 self._is_stale = False
                 if await self._can_suspend():
+                    # The lease may have been lost, or the deadline passed, during the check.
                     if self._run.live:
                         # A branch may be held before a step that sends out a token or, with
                         # `always_replay`, after the record of the answer.
@@ -321,6 +324,8 @@ class Suspension:
         timer = detached(_sleep(self._clock, self._pause()))
         try:
             await asyncio.wait([self._change_event, timer], return_when=asyncio.FIRST_COMPLETED)
+            # No process announces its messages to this one before the lease is renewed, so the
+            # inbox is also polled, less often the longer nothing happens.
             if timer.done():
                 self._message_came = bool(self._by_event)
                 self._poll = min(self._poll * 2, SLOWEST_POLL)

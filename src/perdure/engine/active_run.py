@@ -112,6 +112,7 @@ class ActiveRun:
 
     def end(self) -> None:
         """Refuse steps from now on."""
+        # A thread or task that a step's function left running may still call a step.
         self._over = True
 
     def stop(self, error: BaseException) -> BaseException:

@@ -34,6 +34,7 @@ def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
             data = codec.prepare(value, lambda: None).data
             size = len(codec.dumps(data))
         except CodecError:
+            # They are only for display, so they must not make a step fail.
             data, size = f"… {type(value).__name__}", 0
         if room is not None and size > room:
             data, size = f"… {size:,} bytes", 0

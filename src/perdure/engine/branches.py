@@ -242,6 +242,8 @@ class Branches:
         """Make `task` carry `branch` until it is done."""
         if task in self.tasks:
             return
+        # The task of a `wait_for` before Python 3.12 carries the branch of its caller, which
+        # already has a task.
         if branch.task is None:
             branch.task = task
         self.tasks[task] = branch
@@ -281,6 +283,7 @@ class Branches:
         if self.on_change is not None:
             self.on_change()
         if self.when_idle is not None and not self.in_flight:
+            # Once only: the calls of the branches that it cancels end here too.
             when_idle, self.when_idle = self.when_idle, None
             when_idle()
 
@@ -310,6 +313,8 @@ class Branches:
             for task in self.tasks:
                 # Not immediately: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
+            # After the cancellations, in the same order: only then is a call of a step made by code
+            # that is being unwound, and worth a warning.
             self._loop.call_soon(self._mark_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
 
@@ -383,6 +388,8 @@ def _branch_for_new_task() -> Branch | None:
 
 def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
     factory = loop.get_task_factory()
+    # One factory for all runs of the loop: a chain of one per run could not be removed in any
+    # order, and would cost each new task one call per run.
     if not isinstance(factory, _Factory):
         factory = _Factory(factory)
         loop.set_task_factory(factory)

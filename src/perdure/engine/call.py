@@ -197,11 +197,13 @@ def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
     Calling the decorated function in a step would be a step inside a step.
     """
     if type(fn) is partial:
+        # A step may bind keyword arguments this way, around a decorated function.
         inner, decoration = undecorated(fn.func)
         return (fn if decoration is None else partial(inner, *fn.args, **fn.keywords)), decoration
     decoration = getattr(fn, "durable_step", None)
     if type(decoration) is not Decoration:
         return fn, None
+    # The attribute belongs to the function in the class, so a decorated method is bound again.
     owner = getattr(fn, "__self__", None)
     return decoration.fn if owner is None else MethodType(decoration.fn, owner), decoration
 

@@ -60,6 +60,7 @@ async def call_run(
     children = children_of(run, "step.call")
     async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
+        # Otherwise an earlier activation opened the wait, and its outbox item starts the child.
         if wait is None:
             child = children.child_id(call.wait_id(), options)
             wait = _new_wait(run, call, child, cancels=options.on_parent_end == "cancel")

@@ -179,6 +179,8 @@ class History(Records):
         event = record.get("event")
         if not event:
             return {}
+        # The published record changes only when the write is accepted: if the process dies first,
+        # the wait is answered from its record, and its branch may win the race instead.
         record["unclaimed"] = event
         self.unclaimed[key] = record
         return {key: codec.dumps(record)}
@@ -189,6 +191,7 @@ class History(Records):
         Return the changed first record for the same write, marked as received.
         """
         record = self.unclaimed.pop(key)
+        # Emptied, because an entry of the journal can replace a record but not remove it.
         record["unclaimed"] = ""
         return {} if key == by else {key: codec.dumps(record)}
 
@@ -290,6 +293,7 @@ class History(Records):
     def replica(self) -> "History":
         """Return a history with the same records, which code may use without a change to this."""
         replica = History(self.name)
+        # The replayed code sets tags and reports again, which must not reach the run.
         replica.metadata = Tracked(self.metadata)
         replica.load(self.steps())
         return replica

@@ -75,6 +75,7 @@ async def run_each(
             try:
                 values[index] = await run.perform(call)
             except Exception as error:
+                # What stopped the run is not a failure of this item.
                 if not run.live:
                     raise
                 failures[index] = error
@@ -143,6 +144,7 @@ def _waits_of(work: Any) -> Iterator[StepCall]:
     call = _call_of(work)
     if call is not None and call.kind == "event":
         yield call
+    # Between these calls and the race there is no code of the function that could see an event.
     if getattr(work, "cr_code", None) in (run_all.__code__, race.__code__):
         for each in arguments_of(work).get("work", ()):
             yield from _waits_of(each)
@@ -189,6 +191,7 @@ async def _decide(
 ) -> tuple[Name, Any]:
     run.begin(call)
     winner, task = await _first_to_end(run, racers)
+    # In flight only from here on: while its branches wait, the run may be suspended.
     run.branches.begin(call)
     try:
         answered_racer = _answered_instead(run, winner, racers)
@@ -262,6 +265,7 @@ async def _replay_all(
     The losers are cancelled as they were the first time, and not awaited.
     """
     tasks = {racer.name: racer.start() for racer in racers}
+    # Losers are not awaited, and asyncio logs exceptions that are never retrieved.
     for task in tasks.values():
         task.add_done_callback(_retrieve)
     try:
@@ -281,7 +285,7 @@ async def _replay_all(
 
 
 def _retrieve(task: Task) -> None:
-    """Mark the exception of a task as retrieved, because no code waits for it."""
+    """Mark the exception of a task as retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -297,6 +301,7 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # If the race itself is cancelled, too: no branch may outlive it.
         descendants = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *descendants])
     pairs = zip(racers, tasks, strict=True)

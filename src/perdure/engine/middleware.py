@@ -298,6 +298,7 @@ class Around:
 
     def after(self, status: RunStatus | None) -> None:
         """Report the status with which the run was stored."""
+        # Innermost first, like the code after `call()` in `around_run`.
         _report(reversed(self._after_run), self._context, status)
 
     async def run(self, function: Call) -> Any:

@@ -247,6 +247,7 @@ class ParallelSteps:
         if timeout is not None:
             options["timeout"] = as_timeout(timeout)
         run = self._run
+        # The map itself has no record; its call only names the branch of the items.
         call = run.call(id, fn)
         branch = call.branch.child(call.call)
         calls = [

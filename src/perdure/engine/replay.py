@@ -46,6 +46,8 @@ from perdure.snapshot.rollback import UNDO
 
 LONGEST_AWAIT = timedelta(seconds=1)
 """How long a replay waits for code that awaits no step, no other branch and no timer."""
+# Limits, because a function may never become quiet, set timers in a loop, or call a refused step
+# again and again.
 _PAUSE, _MOST_PAUSES = 0.01, 1000
 _STEADY = 5
 _MOST_TURNS = 100
@@ -79,6 +81,7 @@ class Replay(Execution):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # A late call, in a `finally` block, is harmless here and needs no warning.
         self.gated = self._warned = True
         self.branches.task_class = PatientTask
         keys = self.history.steps_to_undo()
@@ -91,6 +94,7 @@ class Replay(Execution):
 
     async def learn(self, body: Callable[[Step], Awaitable[Any]]) -> None:
         """Call the function until all undos are known, or until it cannot continue."""
+        # A replay is a run of its own, so its root must not be a branch of another one.
         with outside_runs():
             root = PatientTask(run_function(self, partial(self._replay, body), announce=False))
         try:
@@ -124,6 +128,7 @@ class Replay(Execution):
         """Return the recorded value, or raise the recorded failure, when it is its turn."""
         # Before waiting, because the call may be cancelled while it waits.
         self.find_undo(call)
+        # A single branch makes its calls in the order of the records anyway.
         if len(self.branches.tasks) > 1:
             await self._park(call, self._places.get(key, len(self._places)))
         return self.replay(call, key, record)
@@ -194,6 +199,7 @@ class Replay(Execution):
         """Return whether one of these tasks continues within `LONGEST_AWAIT`."""
         waits = [(task, awaited_future(task)) for task in tasks]
         deadline = self.clock.monotonic() + LONGEST_AWAIT.total_seconds()
+        # They did not continue the last time: waiting for them again would only take longer.
         if not waits or waits == self._last_waits:
             return False
         while self.clock.monotonic() < deadline and await self._pause():

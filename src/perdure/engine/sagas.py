@@ -66,7 +66,9 @@ class Saga:
         self.names = (*outer, self._name)
         if (recorded_call := run.find_record(self._call)) is not None:
             self._key, self._record = recorded_call[0], run.replay(self._call, *recorded_call)
+            # Only now must each call ask whether its scope is closed; most runs never pay for that.
             run.gated = True
+        # Branches that were started before the block are not part of it: they keep running.
         self._older_branches = self._branches_below()
         SCOPE.set(self)
 
@@ -89,6 +91,7 @@ class Saga:
         if self._record is None and (self._is_left_to_outer or self._has_nothing_to_undo()):
             return
         was_recorded = self._record is not None
+        # Before anything is awaited, so that no branch of the block begins another step.
         self._is_closing = run.gated = True
         # In a separate task: the block may be cancelled repeatedly, which must not interrupt the
         # undos. Its branch has no parent, so that no race cancels it.
@@ -187,6 +190,7 @@ class Saga:
     async def _roll_back(self, error: BaseException) -> dict[str, Exception]:
         """Undo the steps of the scope; return the errors of those that could not be undone."""
         run = self._run
+        # Before the steps to undo are determined: a cancelled branch still finishes its write.
         await cancel_and_wait(self._tasks())
         if self._record is None:
             if not run.history.steps_to_undo(self._name):
@@ -280,6 +284,7 @@ async def _learn(run: Execution, keys: Iterable[str]) -> None:
         return
     assert run.host is not None, "a step with an undo has a host"
     call = StepCall("~replay", run.branches.root, None, _learn, ())
+    # In flight, so that the run is not suspended during the replay.
     run.branches.begin(call)
     try:
         undos = await run.host.learn_undos()

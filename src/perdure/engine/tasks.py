@@ -113,7 +113,8 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
             is_cancelled = True
     for task in all_tasks:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: it was recorded, or no code waits for it
+            # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
+            task.exception()
     if is_cancelled:
         raise asyncio.CancelledError
 
@@ -202,6 +203,7 @@ def fire(timer: Any) -> None:
         scope.deadline = -math.inf
     else:
         timer._run()
+        # Otherwise the loop would run it again when its time comes.
         timer.cancel()
 
 
@@ -288,6 +290,7 @@ def awaits_only(task: Task, branches: Collection[Task]) -> bool:
         return False
     if _ends_with(waiter, branches):
         return True
+    # Joins such as `asyncio.wait` await a future of their own; their frame has what it stands for.
     frame = _innermost_frame(task)
     join = None if frame is None else _joins().get(frame.f_code)
     if join is None or frame is None:
@@ -321,6 +324,7 @@ def _ends_with(future: Future, branches: Collection[Task]) -> bool:
 
 def _shielded(outer: Future) -> Future | None:
     """Return the future that `asyncio.shield` protects, given the one it returned."""
+    # The outer future has no other reference to the inner one.
     for callback, *_ in getattr(outer, "_callbacks", None) or ():
         if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
             names = callback.__code__.co_freevars
@@ -396,6 +400,8 @@ def _joins() -> dict[CodeType, Join]:
 
 def is_created_by_wait_for() -> bool:
     """Return whether the task factory that called the caller was called by `wait_for`."""
+    # Skips this function, its caller and the factory, then asyncio's functions that create tasks,
+    # of which there are more or fewer in each version.
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code in _STARTS:
         frame = frame.f_back

@@ -85,8 +85,8 @@ class CallbackApp:
             return _Reply(405, {"error": "use GET or POST"}, "GET, HEAD, POST")
         try:
             if method != "POST":
-                return _Reply(200, _described(await self._client.find_approval(token)))
-            body = await _read(receive, self._max_body)
+                return _Reply(200, _describe(await self._client.find_approval(token)))
+            body = await _read_body(receive, self._max_body)
             if body is None:
                 return _Reply(413, {"error": f"an answer has at most {self._max_body:,} bytes"})
             return await self._answer(token, body)
@@ -107,8 +107,8 @@ class CallbackApp:
 
     async def _answer(self, token: str, data: bytes) -> _Reply:
         payload = json.loads(data, parse_constant=_refuse) if data.strip() else None
-        asked = await self._client.find_approval(token)
-        if not asked.question:
+        approval = await self._client.find_approval(token)
+        if not approval.question:
             await self._client.answer(token, payload)
             return _Reply(200, {"answered": True})
         body = msgspec.convert(payload, Body)
@@ -129,13 +129,17 @@ def _token_in(scope: Scope) -> str:
     return path.removeprefix(root).strip("/") if root else path.strip("/").rpartition("/")[2]
 
 
-def _described(asked: OpenApproval) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": "approval" if asked.question else "callback"}
-    if asked.question:
-        facts |= {"question": asked.question, "to": asked.to, "options": list(asked.options)}
-        facts["data"] = asked.data
-    if asked.expires_at is not None:
-        facts["expires_at"] = isoformat(asked.expires_at)
+def _describe(approval: OpenApproval) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": "approval" if approval.question else "callback"}
+    if approval.question:
+        facts |= {
+            "question": approval.question,
+            "to": approval.to,
+            "options": list(approval.options),
+        }
+        facts["data"] = approval.data
+    if approval.expires_at is not None:
+        facts["expires_at"] = isoformat(approval.expires_at)
     return facts
 
 
@@ -148,7 +152,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-async def _read(receive: Receive, limit: int) -> bytes | None:
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
     """Return the body of a request, or `None` if it is too large."""
     body = bytearray()
     while True:

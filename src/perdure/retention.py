@@ -34,10 +34,12 @@ class Keep:
         **unknown: Never,
     ) -> None:
         _check(what, unknown)
-        given = {"completed": completed, "failed": failed, "cancelled": cancelled}
+        durations = {"completed": completed, "failed": failed, "cancelled": cancelled}
         self.what: What = what
         self.spans: Mapping[Over, timedelta] = {
-            status: _span(given[status], status) for status in OVER if given[status] is not None
+            status: _span(durations[status], status)
+            for status in OVER
+            if durations[status] is not None
         }
 
     def __eq__(self, other: object) -> bool:
@@ -50,8 +52,8 @@ class Keep:
 
     def __repr__(self) -> str:
         spans = [f"{status}={str(span)!r}" for status, span in self.spans.items()]
-        what = [f"what={self.what!r}"] if self.what != "run" else []
-        return f"Keep({', '.join([*spans, *what])})"
+        options = [f"what={self.what!r}"] if self.what != "run" else []
+        return f"Keep({', '.join([*spans, *options])})"
 
 
 def check_keep(keep: Keep | Literal["result"] | None) -> Keep | None:

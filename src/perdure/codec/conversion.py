@@ -61,7 +61,7 @@ class _Conversion:
             "does not fit any member of the union: " + "; ".join(problems)[:1000], path
         )
 
-    def _by_parts(self, data: Any, meaning: Any, path: str, refused: TypeError) -> Any:
+    def _by_parts(self, data: Any, meaning: Any, path: str, first_error: TypeError) -> Any:
         cls, arguments = get_origin(meaning) or meaning, get_args(meaning)
         if isinstance(cls, type) and (info := class_info(cls)):
             return self._fields(data, meaning, info, path)
@@ -72,7 +72,7 @@ class _Conversion:
             kind = cls if cls in (set, frozenset, tuple) else list
             items = enumerate(_of(list, data, path))
             return kind(self.convert(item, arguments[0], f"{path}[{i}]") for i, item in items)
-        raise CodecError(f"cannot convert to {meaning!r}: {refused}", path) from refused
+        raise CodecError(f"cannot convert to {meaning!r}: {first_error}", path) from first_error
 
     def _fields(self, data: Any, meaning: Any, info: ClassInfo, path: str) -> Any:
         cls, variables = get_origin(meaning) or meaning, variables_of(meaning)

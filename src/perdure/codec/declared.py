@@ -66,13 +66,13 @@ def check_types(types: object) -> tuple[type, ...]:
     """Check for an iterable of restorable classes; return it as a tuple."""
     if not isinstance(types, Iterable) or isinstance(types, str):
         raise InvalidArgument("types", types, "a list of classes")
-    declared = tuple(types)
-    for cls in declared:
+    classes = tuple(types)
+    for cls in classes:
         if not isinstance(cls, type) or not is_restorable(cls):
             expected = "classes with fields (dataclasses, models, named tuples …) or enums"
             hint = "Exceptions are declared with errors=" if _is_exception(cls) else ""
             raise InvalidArgument("types", cls, expected, hint)
-    return declared
+    return classes
 
 
 def _is_exception(cls: object) -> bool:

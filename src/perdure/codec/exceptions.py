@@ -143,22 +143,22 @@ def _link(error: BaseException, write: Write, scope: ErrorScope, room: int) -> E
 
 def _write_state(error: BaseException, link: ErrorCause, write: Write) -> None:
     arguments, attributes = _state(error)
-    encoded = [write(argument) for argument in arguments]
-    written = {name: write(value) for name, value in attributes.items()}
-    lost = [name for name, (_, exact) in written.items() if not exact]
-    if all(exact for _, exact in encoded):
-        link["args"] = [data for data, _ in encoded]
+    encoded_args = [write(argument) for argument in arguments]
+    encoded_attributes = {name: write(value) for name, value in attributes.items()}
+    lost_names = [name for name, (_, exact) in encoded_attributes.items() if not exact]
+    if all(exact for _, exact in encoded_args):
+        link["args"] = [data for data, _ in encoded_args]
     else:
-        lost.insert(0, "args")
-    if attrs := {name: data for name, (data, exact) in written.items() if exact}:
+        lost_names.insert(0, "args")
+    if attrs := {name: data for name, (data, exact) in encoded_attributes.items() if exact}:
         link["attrs"] = attrs
-    if lost:
-        link["lost"] = lost
+    if lost_names:
+        link["lost"] = lost_names
 
 
 def _stack(error: BaseException) -> str:
-    recorded = recorded_cause(error)
-    if recorded is not None and type(stack := recorded.get("stack")) is str:
+    cause = recorded_cause(error)
+    if cause is not None and type(stack := cause.get("stack")) is str:
         return stack
     try:
         lines = traceback.format_exception(error, chain=error.__cause__ is None)

@@ -217,7 +217,7 @@ class ActiveRun:
     def announce(
         self, event: Callable[..., Event], started_at: float | None = None, **facts: Any
     ) -> None:
-        """Publish an event of the run, with the time since `started`."""
+        """Publish an event of the run, with the time since `started_at`."""
         if self._emit is not None:
             if started_at is not None:
                 facts["duration"] = self._time_since(started_at)

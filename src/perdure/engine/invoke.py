@@ -86,7 +86,7 @@ class Elapsed(Exception):
 
 
 async def with_timeout(clock: Clock, timeout: timedelta, work: Awaitable[Any]) -> Any:
-    """Await `work`; if `after` passes on the clock first, cancel it and raise `Elapsed`."""
+    """Await `work`; if `timeout` passes on the clock first, cancel it and raise `Elapsed`."""
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()

@@ -41,9 +41,11 @@ class AlreadyAnswered(Refused):
     """An approval or callback was already answered: `by` whom and when (`at`)."""
 
     def __init__(self, run_id: str, by: str = "", at: datetime | None = None) -> None:
-        who = f" by {by}" if by else ""
-        when = "" if at is None else f" at {at}"
-        super().__init__(run_id, "answer", f"it was answered{who}{when}; the first answer counts")
+        author = f" by {by}" if by else ""
+        time = "" if at is None else f" at {at}"
+        super().__init__(
+            run_id, "answer", f"it was answered{author}{time}; the first answer counts"
+        )
         self.by = by
         self.at = at
 
@@ -61,10 +63,10 @@ class ScheduleConflict(PerdureError):
     def __init__(self, name: str, differences: Sequence[str]) -> None:
         self.name = name
         self.differences = tuple(differences)
-        listed = ", ".join(self.differences)
+        names = ", ".join(self.differences)
         verb = "differs" if len(self.differences) == 1 else "differ"
         super().__init__(
-            f"schedule {name!r} already exists, and its {listed} {verb} from what was asked for; "
+            f"schedule {name!r} already exists, and its {names} {verb} from what was asked for; "
             "change it with (await client.get_schedule(name)).update(…), or choose another name"
         )
 

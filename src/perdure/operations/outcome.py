@@ -68,7 +68,7 @@ _WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "
 def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return which of a run's earlier records are kept, and which are dropped."""
     after = set(run.history)
-    kept = tuple(key for key in before if key in after and key != run.entered)
+    kept = tuple(key for key in before if key in after and key != run.entered_key)
     return kept, tuple(key for key in before if key not in after)
 
 

@@ -28,7 +28,7 @@ class Registry:
     """The definitions that a runtime knows, by name and version."""
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
-        self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        self._definitions: dict[str, dict[int, Definition[Any, Any]]] = {}
         if not isinstance(definitions, Iterable):
             expected = "a list of functions decorated with @workflow"
             raise InvalidArgument("workflows", definitions, expected)
@@ -40,9 +40,9 @@ class Registry:
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
         self._check_queue(definition)
-        versions = self._known.setdefault(definition.name, {})
-        known = versions.get(definition.version)
-        if known is not None and known is not definition:
+        versions = self._definitions.setdefault(definition.name, {})
+        existing = versions.get(definition.version)
+        if existing is not None and existing is not definition:
             expected = f"one definition of {definition.name!r} per version"
             hint = "Give one of the two functions another name, or another version="
             raise InvalidArgument("workflows", definition, expected, hint)
@@ -63,43 +63,49 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """The names of all known workflows."""
-        return list(self._known)
+        return list(self._definitions)
 
     @property
     def definitions(self) -> list[Definition[Any, Any]]:
         """All known definitions, of all versions."""
-        return [each for versions in self._known.values() for each in versions.values()]
+        return [each for versions in self._definitions.values() for each in versions.values()]
 
     @property
-    def drives(self) -> list[Drivable]:
+    def supported_versions(self) -> list[Drivable]:
         """The versions of each workflow that can be executed here."""
-        return [drivable for versions in self._known.values() for drivable in _drivable(versions)]
+        return [
+            supported
+            for versions in self._definitions.values()
+            for supported in _supported_ranges(versions)
+        ]
 
     @property
-    def drives_with_system(self) -> list[Drivable]:
+    def all_supported_versions(self) -> list[Drivable]:
         """The versions of each workflow that can be executed here, including the engine's own."""
-        own = (drivable for versions in _SYSTEM.values() for drivable in _drivable(versions))
-        return [*self.drives, *own]
+        own = (
+            supported for versions in _SYSTEM.values() for supported in _supported_ranges(versions)
+        )
+        return [*self.supported_versions, *own]
 
     def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the user's definition with the highest version, or `None`."""
-        versions = self._known.get(name)
+        versions = self._definitions.get(name)
         return versions[max(versions)] if versions else None
 
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
         definition = self.find(name)
         if definition is None:
-            known = ", ".join(sorted(self._known)) or "none"
+            names = ", ".join(sorted(self._definitions)) or "none"
             raise UnknownWorkflow(
                 name,
-                f"no workflow {name!r} is registered here (known: {known}); "
+                f"no workflow {name!r} is registered here (known: {names}); "
                 "pass it in Runtime(store, workflows=[…])",
             )
         return definition
 
     def _versions(self, name: str) -> Mapping[int, Definition[Any, Any]]:
-        return _SYSTEM.get(name) or self._known.get(name) or {}
+        return _SYSTEM.get(name) or self._definitions.get(name) or {}
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
@@ -109,20 +115,20 @@ class Registry:
         """
         versions = self._versions(name := snapshot.get("workflowName") or "")
         newest = versions[max(versions)] if versions else self.newest(name)
-        stored = version_of(snapshot.get("metadata"))
-        if not stored:
+        stored_version = version_of(snapshot.get("metadata"))
+        if not stored_version:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
-            bound: Snapshot = {**snapshot, "metadata": metadata}
-            return newest, bound
-        if stored in versions:
-            return versions[stored], snapshot
-        if stored > newest.version:
+            bound_snapshot: Snapshot = {**snapshot, "metadata": metadata}
+            return newest, bound_snapshot
+        if stored_version in versions:
+            return versions[stored_version], snapshot
+        if stored_version > newest.version:
             hint = "A process with the newer definition continues it"
-            raise VersionMismatch(run_id, stored, newest.version, hint)
+            raise VersionMismatch(run_id, stored_version, newest.version, hint)
         if newest.migrate is None:
             raise VersionMismatch(
                 run_id,
-                stored,
+                stored_version,
                 newest.version,
                 "Register the old definition beside the new one, or pass migrate= to the new one",
             )
@@ -130,18 +136,18 @@ class Registry:
         try:
             # Pass a copy, because the function may change it in place; the stored run must stay
             # old.
-            migrated = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored))
+            new_snapshot = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored_version))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
-            raise VersionMismatch(run_id, stored, newest.version, hint) from error
-        metadata = {**(migrated.get("metadata") or {}), **newest.identity}
+            raise VersionMismatch(run_id, stored_version, newest.version, hint) from error
+        metadata = {**(new_snapshot.get("metadata") or {}), **newest.identity}
         # Restored whatever the migration did, because steps must keep their idempotency keys.
         set_generation(metadata, generation)
-        migrated["metadata"] = metadata
-        return newest, migrated
+        new_snapshot["metadata"] = metadata
+        return newest, new_snapshot
 
 
-def _drivable(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
+def _supported_ranges(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
     newest = versions[max(versions)]
     if newest.migrate is not None:
         return [Drivable(newest.name, 1, newest.version)]

@@ -118,12 +118,12 @@ class ScheduleClient(Starter):
         Creating the same schedule again is allowed; a different one with this name raises
         `ScheduleConflict`.
         """
-        asked: dict[str, Any] = {**options}
-        tags = asked.pop("tags", None)
-        spec = self._spec(name, workflow, payload, new_schedule(asked), tags)
+        schedule_options: dict[str, Any] = {**options}
+        tags = schedule_options.pop("tags", None)
+        spec = self._spec(name, workflow, payload, new_schedule(schedule_options), tags)
         if not await self._create_schedule(spec):
-            snapshot, stored = await self._load_schedule(name)
-            differences = list(differences_of(spec, stored.spec))
+            snapshot, stored_input = await self._load_schedule(name)
+            differences = list(differences_of(spec, stored_input.spec))
             if is_over(rest_status(snapshot)):
                 differences.append("status")
             if differences:
@@ -138,12 +138,12 @@ class ScheduleClient(Starter):
     async def schedules(self) -> list[ScheduleInfo]:
         """Return all schedules, by name."""
         names = await self._schedule_names()
-        found: list[ScheduleInfo] = []
+        all_infos: list[ScheduleInfo] = []
         for first in range(0, len(names), _PAGE):
             several = names[first : first + _PAGE]
             infos = await asyncio.gather(*map(self._schedule_info, several))
-            found += (info for info in infos if info is not None)
-        return sorted(found, key=lambda info: info.name)
+            all_infos += (info for info in infos if info is not None)
+        return sorted(all_infos, key=lambda info: info.name)
 
     async def _schedule_names(self) -> list[str]:
         prefix, after = schedule_id(""), None

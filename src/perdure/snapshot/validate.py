@@ -90,10 +90,10 @@ def looks_like_workflow_snapshot(candidate: object) -> TypeGuard[Snapshot]:
 def object_flaw(value: object) -> str:
     """Return why a value is not a JSON object, or an empty string if it is one."""
     if type(value) is not dict:
-        return f": expected an object, got {_shown(value)}"
+        return f": expected an object, got {_short_repr(value)}"
     for key in cast(dict[object, object], value):
         if type(key) is not str:
-            return f": expected strings as keys, got {_shown(key)}"
+            return f": expected strings as keys, got {_short_repr(key)}"
     return ""
 
 
@@ -110,10 +110,10 @@ def warnings_problems(warnings: object) -> list[str]:
 
 
 def _expected(expected: str, value: object) -> tuple[str]:
-    return (f": expected {expected}, got {_shown(value)}",)
+    return (f": expected {expected}, got {_short_repr(value)}",)
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     """Describe a value briefly without running any of its code."""
     if value is None or type(value) is bool or type(value) is float:
         return repr(value)

@@ -88,22 +88,22 @@ class CallbackApp:
                 return _Reply(200, _describe(await self._client.find_approval(token)))
             body = await _read_body(receive, self._max_body)
             if body is None:
-                return _Reply(413, {"error": f"an answer has at most {self._max_body:,} bytes"})
+                return _Reply(413, {"error": f"the answer has more than {self._max_body:,} bytes"})
             return await self._answer(token, body)
         except InvalidToken:
-            return _Reply(404, {"error": "this is not the address of a question"})
+            return _Reply(404, {"error": "the path does not end in a token"})
         except (RunNotFound, TooLate):
             # The same reply for both, so that a stranger who guesses tokens learns nothing about
             # runs.
             return _Reply(410, {"error": "the question is no longer open"})
         except AlreadyAnswered as error:
-            return _Reply(409, {"error": "it was answered before", **_facts(error)})
+            return _Reply(409, {"error": "the question was already answered", **_facts(error)})
         except ValueTooLarge as error:
             return _Reply(413, {"error": str(error)})
         except (InvalidArgument, ValueError, RecursionError, msgspec.ValidationError) as error:
             return _Reply(400, {"error": str(error)})
         except StoreUnavailable:
-            return _Reply(503, {"error": "the answer cannot be stored now; try again"})
+            return _Reply(503, {"error": "the store is unavailable; try again later"})
 
     async def _answer(self, token: str, data: bytes) -> _Reply:
         payload = json.loads(data, parse_constant=_refuse) if data.strip() else None

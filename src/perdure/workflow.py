@@ -287,7 +287,7 @@ class LocalRun:
             react(
                 self._options.get("on_unknown_steps", "warn"),
                 "unknown_steps",
-                f"workflow {self._history.name!r} completed without touching {len(unknown)} "
+                f"workflow {self._history.name!r} completed without using {len(unknown)} "
                 f"recorded steps: {', '.join(unknown[:10])}",
             )
         return result
@@ -295,8 +295,10 @@ class LocalRun:
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Return the run's state as new plain JSON."""
         if metadata is not None:
-            known = self._history.metadata
-            own = {name: known[name] for name in known if name in _OWN_METADATA or is_patch(name)}
+            current = self._history.metadata
+            own = {
+                name: current[name] for name in current if name in _OWN_METADATA or is_patch(name)
+            }
             metadata = {**own, **metadata}
         block = self._current_block()
         return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))

@@ -129,7 +129,7 @@ async def test_the_warning_names_the_class_the_step_and_what_to_write(
 
     await Workflow("w").run(body)
     (record,) = [each for each in caplog.records if "load" in each.message]
-    assert "step 'load': value (Item) cannot come back" in record.message
+    assert "step 'load': value (Item) cannot be restored exactly" in record.message
     assert "returns=Item" in record.message
     assert "types=[Item]" in record.message
 
@@ -142,5 +142,5 @@ async def test_a_value_that_no_type_can_restore_is_not_told_to_declare_one(
 
     await Workflow("w").run(body)
     (record,) = [each for each in caplog.records if "open" in each.message]
-    assert "value.file (object) cannot come back" in record.message
+    assert "value.file (object) cannot be restored exactly" in record.message
     assert "types=" not in record.message

@@ -63,11 +63,11 @@ def _class_info(cls: type) -> ClassInfo | None:
 
 def hints_of(cls: type) -> dict[str, Any]:
     """Return the resolved annotations of a class; `Any` where a name cannot be resolved."""
-    known = {cls.__name__: cls}
+    namespace = {cls.__name__: cls}
     try:
-        return get_type_hints(cls, localns=known, include_extras=True)
+        return get_type_hints(cls, localns=namespace, include_extras=True)
     except Exception:  # noqa: BLE001 - annotations are the user's code, evaluated here a second time
-        return {name: _hint(cls, name, known) for name in _annotated(cls)}
+        return {name: _hint(cls, name, namespace) for name in _annotated(cls)}
 
 
 def _annotated(cls: type) -> dict[str, type]:

@@ -75,9 +75,9 @@ def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | 
     Data must be equal. A lock or connection that each instance creates for itself never compares
     equal, so it is enough that both have one.
     """
-    before, after = _undeclared(old, info), _undeclared(new, info)
-    for name, value in before.items():
-        if name not in after or (is_plain(value) and value != after[name]):
+    old_values, new_values = _undeclared(old, info), _undeclared(new, info)
+    for name, value in old_values.items():
+        if name not in new_values or (is_plain(value) and value != new_values[name]):
             return f"{path}.{name}"
     return None
 

@@ -37,7 +37,7 @@ class _Conversion:
             message, _, place = str(error).partition(_AT)
             raise CodecError(message, path + place.rstrip("`")) from error
         except TypeError as error:
-            refused = error
+            type_error = error
         except Exception as error:
             raise CodecError(f"does not fit {annotation!r}: {error!r}", path) from error
         # msgspec rejects unions whose members it cannot distinguish by their JSON, so try each
@@ -45,7 +45,7 @@ class _Conversion:
         members = union_members(meaning)
         if len(members) > 1:
             return self._first_that_fits(data, members, path)
-        return self._by_parts(data, meaning, path, refused)
+        return self._by_parts(data, meaning, path, type_error)
 
     def _first_that_fits(self, data: Any, members: tuple[Any, ...], path: str) -> Any:
         problems: list[str] = []
@@ -123,8 +123,8 @@ def _by_pydantic(data: Any, model: Any, path: str) -> Any:
         if not problems:
             raise CodecError(f"does not fit {model.__name__}: {error!r}", path) from error
         place = "".join(_path_part(part) for part in problems[0]["loc"])
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CodecError(problems[0]["msg"] + more, path + place) from error
+        suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CodecError(problems[0]["msg"] + suffix, path + place) from error
 
 
 def _path_part(part: object) -> str:

@@ -23,9 +23,9 @@ class DeclaredTypes:
     """
 
     def __init__(
-        self, declared: Sequence[type] = (), fn: Callable[..., object] | None = None
+        self, classes: Sequence[type] = (), fn: Callable[..., object] | None = None
     ) -> None:
-        self._declared = check_types(declared)
+        self._classes = check_types(classes)
         self._fn = fn
 
     def __contains__(self, cls: type) -> bool:
@@ -52,9 +52,9 @@ class DeclaredTypes:
 
     @cached_property
     def _by_name(self) -> dict[str, type]:
-        learnt = () if self._fn is None else annotations_of(self._fn)
+        annotations = () if self._fn is None else annotations_of(self._fn)
         # Declared classes last, so that they win over classes of the same name in annotations.
-        return {full_name(cls): cls for cls in _classes_in([*learnt, *self._declared])}
+        return {full_name(cls): cls for cls in _classes_in([*annotations, *self._classes])}
 
 
 def is_restorable(cls: type) -> bool:
@@ -81,18 +81,18 @@ def _is_exception(cls: object) -> bool:
 
 def _classes_in(annotations: Iterable[Any]) -> Iterable[type]:
     """Yield the classes that annotations name, and the classes of their fields."""
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     pending = [*annotations]
     for annotation in pending:
         meaning = strip_annotation(annotation)
         pending += get_args(meaning)
         cls = get_origin(meaning) or meaning
-        if not isinstance(cls, type) or cls in found or not is_restorable(cls):
+        if not isinstance(cls, type) or cls in classes or not is_restorable(cls):
             continue
-        found[cls] = None
+        classes[cls] = None
         info = class_info(cls)
         pending += (hints_of(cls) if info is None else info.types).values()
-    return found
+    return classes
 
 
 NO_TYPES = DeclaredTypes()

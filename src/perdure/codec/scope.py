@@ -148,8 +148,8 @@ def _inner_function(function: Any) -> object:
         return function.func
     if isinstance(function, MethodType):
         return function.__func__
-    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
-        return cast(object, wrapped)
+    if (inner := getattr(function, "__wrapped__", None)) is not None:
+        return cast(object, inner)
     if isinstance(function, FunctionType):
         return None
     maker = "__init__" if isinstance(function, type) else "__call__"
@@ -186,8 +186,8 @@ def _search(namespace: Namespace, full: str, holder: str = "") -> ErrorClass | N
         is_bound_module = not holder and issubclass(type(value), ModuleType)
         if name and is_below and (is_bound_module or full.startswith(f"{name}.")):
             holders.append((name, value))
-    found = (_search(_attributes(value), full, name) for name, value in holders)
-    return next((cls for cls in found if cls is not None), None)
+    classes = (_search(_attributes(value), full, name) for name, value in holders)
+    return next((cls for cls in classes if cls is not None), None)
 
 
 def _values(namespace: Namespace) -> Sequence[object]:

@@ -69,7 +69,7 @@ class Inbox:
         try:
             messages = await self._read_messages()
         except StoreUnavailable as error:
-            logger.warning("the inbox cannot be read (%s); trying again", error)
+            logger.warning("the inbox cannot be read (%s); retrying", error)
             self.is_stale = True
             return
         self.is_stale = False

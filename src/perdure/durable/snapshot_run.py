@@ -62,7 +62,7 @@ class SnapshotRun(RunHost):
             self.entries += 1
 
     async def _save(self, block: ExecutionBlock) -> bytes:
-        data = self.history.encode(block, staged=tuple(self._staged_records.values()))
+        data = self.history.encode(block, staged_records=tuple(self._staged_records.values()))
         with store_errors(self.session.store, f"save run {self.id!r}"):
             await self.session.store.save(self.id, codec.loads(data))
         return data

@@ -36,7 +36,7 @@ class Deps(Mapping[str, Any]):
             return self._items[name]
         except KeyError:
             names = ", ".join(sorted(self._items)) or "nothing"
-            raise AttributeError(f"deps has no {name!r}; it holds {names}") from None
+            raise AttributeError(f"deps has no {name!r}; it has {names}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"deps is read-only; {name!r} cannot be set")

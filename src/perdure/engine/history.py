@@ -314,7 +314,7 @@ class History(Records):
         limit: int | None = None,
         since: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        staged: Sequence[EncodedRecord] = (),
+        staged_records: Sequence[EncodedRecord] = (),
     ) -> bytes:
         """Encode the snapshot as JSON, with records that are `staged` but not yet published."""
         records = self._records
@@ -328,14 +328,14 @@ class History(Records):
             record = records[key]
             steps[key] = msgspec.Raw(record) if type(record) is bytes else record
         snapshot["steps"] = steps
-        steps.update((record.key, msgspec.Raw(record.json)) for record in staged)
+        steps.update((record.key, msgspec.Raw(record.json)) for record in staged_records)
         snapshot["execution"] = execution
         if metadata := self.metadata if metadata is None else metadata:
             snapshot["metadata"] = metadata
         if self.outbox:
             snapshot["outbox"] = self.outbox
         warnings = [w for w in self.warnings if w["stepId"] in steps]
-        for each in staged:
+        for each in staged_records:
             warnings += each.warnings
         if warnings:
             snapshot["warnings"] = warnings

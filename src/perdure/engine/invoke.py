@@ -74,7 +74,7 @@ def check_callable(id: str, fn: object) -> None:
         raise InvalidArgument(
             "fn",
             fn,
-            "a function, not the coroutine of having called it",
+            "a function, not a coroutine",
             f"Write step({id!r}, function, argument) or step({id!r}, lambda: function(argument)): "
             "a step that is already recorded must not be called at all",
         )

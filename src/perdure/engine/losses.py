@@ -22,7 +22,7 @@ def _explain(loss: codec.Loss) -> str:
     """Explain what cannot be restored, and how to fix it if only its class is missing."""
     class_name = "" if loss.cls is None else f" ({loss.cls.__name__})"
     text = (
-        f"{loss.path}{class_name} cannot come back after a crash as it was ({loss.reason}), so the "
+        f"{loss.path}{class_name} cannot be restored exactly after a crash ({loss.reason}), so the "
         "function sees what was recorded."
     )
     if loss.path.startswith(f"{codec.EXCEPTION}."):

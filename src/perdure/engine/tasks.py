@@ -189,8 +189,8 @@ def _requester(frame: FrameType) -> object:
 
 def timers_where(is_wanted: Callable[[object], bool]) -> list[asyncio.TimerHandle]:
     """Return the timers that code at a wanted `POSITION` has set, next one first."""
-    scheduled = getattr(asyncio.get_running_loop(), "_scheduled", ())
-    timers: list[Any] = [timer for timer in scheduled if not timer.cancelled()]
+    handles = getattr(asyncio.get_running_loop(), "_scheduled", ())
+    timers: list[Any] = [timer for timer in handles if not timer.cancelled()]
     matching = [timer for timer in timers if is_wanted(timer._context.get(POSITION))]
     return sorted(matching, key=lambda timer: timer.when())
 

@@ -21,7 +21,7 @@ class AppliedBefore(Refused):
     """An operator's request was already applied to the run."""
 
     def __init__(self, run_id: str, verb: str) -> None:
-        super().__init__(run_id, verb, "this request was applied before")
+        super().__init__(run_id, verb, "this request was already applied")
 
 
 class InvalidToken(InvalidArgument):
@@ -31,8 +31,8 @@ class InvalidToken(InvalidArgument):
         # The token is a secret, even if it was damaged in transit.
         PerdureError.__init__(
             self,
-            "token: expected the token of an approval or callback, unchanged, as notify= or start= "
-            "was given it and approvals() returns it",
+            "token: expected the token of an approval or callback, exactly as notify= or start= "
+            "received it, or as approvals() returned it",
         )
         self.parameter, self.got, self.expected = "token", None, "the token of a wait"
 
@@ -66,7 +66,7 @@ class ScheduleConflict(PerdureError):
         names = ", ".join(self.differences)
         verb = "differs" if len(self.differences) == 1 else "differ"
         super().__init__(
-            f"schedule {name!r} already exists, and its {names} {verb} from what was asked for; "
+            f"schedule {name!r} already exists, and its {names} {verb} from what was passed; "
             "change it with (await client.get_schedule(name)).update(…), or choose another name"
         )
 

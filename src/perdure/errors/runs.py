@@ -46,9 +46,8 @@ class TooDeep(PerdureError, RecursionError):
 
     def __init__(self, run_id: str, limit: int) -> None:
         super().__init__(
-            f"run {run_id!r} cannot start a child run: it has {limit} ancestors, the most that are "
-            "allowed. Does its workflow call itself without end? A long loop is written with "
-            "step.continue_as_new"
+            f"run {run_id!r} cannot start a child run: it has {limit} ancestors, which is the "
+            "maximum. If its workflow calls itself in a long loop, use step.continue_as_new instead"
         )
         self.run_id = run_id
         self.limit = limit

@@ -58,8 +58,8 @@ class SnapshotFormatError(PerdureError):
     def __init__(self, errors: Sequence[str]) -> None:
         self.errors = tuple(errors)
         first = self.errors[0] if self.errors else "unknown problem"
-        more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
-        super().__init__(f"Invalid snapshot format: {first}{more}")
+        suffix = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+        super().__init__(f"Invalid snapshot format: {first}{suffix}")
 
 
 class SnapshotMismatch(PerdureError):

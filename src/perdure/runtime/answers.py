@@ -131,7 +131,7 @@ async def find_token(store: Store, run_id: str, wait: str | None) -> str:
         return token_of(run_id, matching_asks[0])
     names = ", ".join(repr(each["id"]) for each in asks)
     if not asks:
-        raise Refused(run_id, "answer", "it waits for no answer")
+        raise Refused(run_id, "answer", "it is not waiting for an answer")
     raise Refused(run_id, "answer", f"it waits for {names}: name one of them")
 
 
@@ -259,9 +259,9 @@ async def _approvals_of(store: Store, run: RunSummary, now: datetime) -> Sequenc
     if snapshot is None or is_over(rest_status(snapshot)):
         return []
     messages = await require_inbox(store, "listing approvals").inbox(run.id)
-    answered = {message.name for message in messages}
+    answered_events = {message.name for message in messages}
     waits = [wait for wait in open_waits(snapshot) if wait.get("ask") == "approval"]
-    open_ones = (wait for wait in waits if event_of(wait.get("nonce", "")) not in answered)
+    open_ones = (wait for wait in waits if event_of(wait.get("nonce", "")) not in answered_events)
     return [_open_approval(run.id, wait, run.workflow) for wait in open_ones]
 
 

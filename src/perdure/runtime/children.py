@@ -158,8 +158,8 @@ class Children:
 
     def _tags(self, start: Start, options: ChildOptions) -> dict[str, str]:
         own = self._history.metadata.get("tags") or {}
-        inherited = {name: own[name] for name in options.inherit if name in own}
-        tags = check_tags({**inherited, **start.metadata.get("tags", {})})
+        inherited_tags = {name: own[name] for name in options.inherit if name in own}
+        tags = check_tags({**inherited_tags, **start.metadata.get("tags", {})})
         return {**tags, PARENT: system_tag(PARENT, self._run_id)}
 
     def _facts(self, call: str) -> dict[str, Any]:

@@ -186,14 +186,14 @@ class Client(ApprovalClient):
         new = self._start(workflow, start, run_id, plan)
         # Checked before a run is created.
         message = _message(Signal(run_id, event, payload, dedup_id))
-        started: Run | None = None
+        run: Run | None = None
         while True:
             if not await self._is_open(new):
-                [started] = await self._create([new])
+                [run] = await self._create([new])
             (result,) = await self._deliver([message])
             if result:
                 wake_workers(self.store)
-                return replace(result, run=started)
+                return replace(result, run=run)
 
     async def _is_open(self, start: Start) -> bool:
         """Return whether there is an open run; raise if it belongs to another workflow."""
@@ -217,8 +217,8 @@ class Client(ApprovalClient):
         limit = None if timeout is None else parse_duration(timeout, "timeout")
         store = require_search(self.store, f"{type(self).__name__}.ask")
         question = f"{UUID(int=self.random.getrandbits(128), version=4)}"
-        asked = {"id": question, "payload": encode_payload(payload)}
-        (result,) = await self._send([Signal(run_id, event, asked, question)])
+        message = {"id": question, "payload": encode_payload(payload)}
+        (result,) = await self._send([Signal(run_id, event, message, question)])
         if result.delivery is Delivery.UNKNOWN:
             raise RunNotFound(run_id)
         if result.delivery is Delivery.OVER:

@@ -79,16 +79,16 @@ class Deliveries:
         snapshot: Snapshot = codec.loads(new.snapshot)
         metadata = snapshot.get("metadata") or {}
         event = (metadata.get("replyTo") or {}).get("event")
-        stored = await self._session.store.load(new.id)
-        if stored is not None and await self._is_replaced(new, stored):
+        existing = await self._session.store.load(new.id)
+        if existing is not None and await self._is_replaced(new, existing):
             return
-        if event is None or stored is None:
+        if event is None or existing is None:
             return
-        known = stored.get("metadata") or {}
-        if (known.get("replyTo") or {}).get("event") == event:
+        existing_metadata = existing.get("metadata") or {}
+        if (existing_metadata.get("replyTo") or {}).get("event") == event:
             # The item was already delivered, and that run reports its own end.
             return
-        if (conflict := _conflict(new.id, snapshot, stored)) is not None:
+        if (conflict := _conflict(new.id, snapshot, existing)) is not None:
             await self._report(new.id, event, conflict)
         else:
             await self._watch(new.id, event, is_called=True)
@@ -140,12 +140,12 @@ class Deliveries:
             (receipt,) = await send_messages(self._session, [message])
             if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
                 return None
-            stored = await self._session.store.load(run_id)
-            if stored is None:
+            snapshot = await self._session.store.load(run_id)
+            if snapshot is None:
                 return await self._report(run_id, event, missing_outcome(run_id))
-            has_ended = is_over(rest_status(stored))
-            if has_ended and not self._is_to_continue(stored, is_called):
-                outcome = outcome_in(stored["execution"], workflow_of(stored))
+            has_ended = is_over(rest_status(snapshot))
+            if has_ended and not self._is_to_continue(snapshot, is_called):
+                outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
                 return await self._report(run_id, event, outcome)
             # The run was started again in the meantime, or will be continued; then ask again.
             if not has_ended or not await self._continue(run_id):

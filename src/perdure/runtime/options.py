@@ -133,7 +133,7 @@ class Start:
 
     def _conflict(self, snapshot: Snapshot) -> str:
         if self.plan.if_exists == "error":
-            return 'if_exists="error" was asked for'
+            return 'if_exists="error" was passed'
         self.check_workflow(snapshot)
         if self.plan.if_exists == "return" or self.plan.any_payload:
             return ""
@@ -171,9 +171,9 @@ def new_start(
 
 def payload_conflict(new: Snapshot, snapshot: Snapshot) -> str:
     """Return how a new run differs from the stored run with its id, in workflow or payload."""
-    workflow, asked_for = workflow_of(snapshot), workflow_of(new)
-    if workflow != asked_for:
-        return f"it belongs to workflow {workflow!r}, and {asked_for!r} was asked for"
+    workflow, new_workflow = workflow_of(snapshot), workflow_of(new)
+    if workflow != new_workflow:
+        return f"it belongs to workflow {workflow!r}, not {new_workflow!r}"
     metadata = snapshot.get("metadata") or {}
     stored_payload = metadata.get("firstInput", metadata.get("input"))
     new_payload = codec.loads(codec.dumps((new.get("metadata") or {}).get("input")))

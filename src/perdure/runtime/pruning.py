@@ -192,5 +192,5 @@ async def _owners(store: Store, logs: Sequence[str]) -> list[RunSummary | None]:
 
 
 async def _summary(store: Store, run_id: str) -> RunSummary | None:
-    found = await store.list(prefix=run_id, limit=1000) if run_id else ()
-    return next((run for run in found if run.id == run_id), None)
+    page = await store.list(prefix=run_id, limit=1000) if run_id else ()
+    return next((run for run in page if run.id == run_id), None)

@@ -306,8 +306,8 @@ def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseExcept
 def _wait(run_id: str, wait: PendingWait) -> Wait:
     wake_at = _time(wait.get("wakeAt"))
     attempt, error = wait.get("attempt"), wait.get("error", "")
-    known = Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
-    return _with_question(run_id, wait, known) if is_ask(wait) else known
+    base = Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
+    return _with_question(run_id, wait, base) if is_ask(wait) else base
 
 
 def _with_question(run_id: str, wait: PendingWait, base: Wait) -> Wait:

@@ -145,9 +145,9 @@ async def end_failed(host: RunHost, error: StoreError) -> SettledRun:
 
 async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> SettledRun:
     record = encode_failure(error, host.id).record
-    rested = await _end(host, failed_block(host, record, **facts), Rest("failed"))
+    settled_run = await _end(host, failed_block(host, record, **facts), Rest("failed"))
     log_failed_run(host, Err(error))
-    return rested
+    return settled_run
 
 
 async def _end(

@@ -255,7 +255,7 @@ class Poller:
             run.fail(error)
 
     async def _look(self, page: Sequence[WatchedRun]) -> list[Sighting | None]:
-        ids = [watched.run_id for watched in page]
+        ids = [watched_run.run_id for watched_run in page]
         if not can_search(self.store):
             return [await self._look_at_snapshot(run_id) for run_id in ids]
         summaries = await self.store.summaries(ids)

@@ -376,9 +376,8 @@ class Worker:
     def _obey(self, switches: Switches) -> None:
         self._claims.obey(switches)
         if switches.paused != self._paused_workflows:
-            logger.info(
-                "%s leaves out %s", self.id, ", ".join(sorted(switches.paused)) or "nothing"
-            )
+            names = ", ".join(sorted(switches.paused)) or "none"
+            logger.info("%s claims no runs of paused workflows: %s", self.id, names)
             self._paused_workflows = switches.paused
             self._wake.set()
         if switches.drains(self.id) and not self._draining:

@@ -34,12 +34,10 @@ class Keep:
         **unknown: Never,
     ) -> None:
         _check(what, unknown)
-        durations = {"completed": completed, "failed": failed, "cancelled": cancelled}
+        ages = {"completed": completed, "failed": failed, "cancelled": cancelled}
         self.what: What = what
         self.spans: Mapping[Over, timedelta] = {
-            status: _span(durations[status], status)
-            for status in OVER
-            if durations[status] is not None
+            status: _span(ages[status], status) for status in OVER if ages[status] is not None
         }
 
     def __eq__(self, other: object) -> bool:

@@ -210,18 +210,14 @@ class Writer:
     def _fields(self, value: object, info: ClassInfo, path: str) -> JSONValue:
         data: dict[str, JSONValue] = {}
         for name, item in info.read(value).items():
-            loss_count, known_losses = self.loss_count, len(self.losses)
+            count, known_losses = self.loss_count, len(self.losses)
             data[name] = self.write(item, _child(path, name))
             # pydantic can often serialize its own types (a URL, a secret) itself.
-            if (
-                info.model
-                and self.loss_count > loss_count
-                and self._form_of(value) is not Form.LOST
-            ):
+            if info.model and self.loss_count > count and self._form_of(value) is not Form.LOST:
                 plain_value = dump_field(value, name)
                 if is_plain(plain_value):
                     data[name] = {"~dumped": plain_value}
-                    self.loss_count = loss_count
+                    self.loss_count = count
                     del self.losses[known_losses:]
         is_escaped = VERSION in data or is_tagged(data)
         return self._classed(value, {"~": data} if is_escaped else data, path)

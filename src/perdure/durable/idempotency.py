@@ -24,7 +24,6 @@ async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
     key. A failure frees the key; after a crash, the lease of its record expires.
     """
     async with request.session() as session:
-        # A loop, because of several waiting calls, the first to wake takes the key again.
         while (other := session.keys.get(key)) is not None:
             await other.wait()
         key_freed = session.keys[key] = asyncio.Event()

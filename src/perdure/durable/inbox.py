@@ -73,11 +73,8 @@ class Inbox:
             self.is_stale = True
             return
         self.is_stale = False
-        # All other known messages are part of the reply again.
         self._messages = [message for message in self._messages if message.id in self._local_ids]
-        self._messages += (
-            message for message in messages if message.id not in self._handed_out_ids
-        )
+        self._messages += (each for each in messages if each.id not in self._handed_out_ids)
         # The time before the read: a message that was sent during it may be missing.
         self._checked_at, self._last_read = start, number
 

@@ -70,7 +70,8 @@ class Outbox:
             if starts:
                 await asyncio.wait(starts)
             await self._deliver(item)
-            # The next write of the run records the removal.
+            # The next write of the run records the removal. If the process dies first, the next
+            # owner delivers the item again, which has no effect.
             self._history.outbox.remove(name)
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
             # The item stays in the outbox, so that the next owner delivers it.

@@ -32,6 +32,7 @@ def describe_outcome(
         except CodecError as error:
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     run = host.execution
+    # An exception that was raised is recorded differently from a returned `Err` with that error.
     failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
     record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
     facts = {"sagas": sagas} if (sagas := run.sagas_that_ended_it()) else {}

@@ -64,6 +64,7 @@ def _mark(block: ExecutionBlock, rest: Rest, steps: int, at: str) -> Rollback:
     return {
         "at": at,
         "status": "cancelled" if rest.status == "cancelled" else "failed",
+        # As JSON, as the next owner reads it.
         "error": codec.loads(codec.dumps(block.get("error"))),
         "failed": list(block.get("failed", ())),
         "sagas": list(block.get("sagas", ())),

@@ -45,6 +45,7 @@ class Signals:
             (receipt,) = await self._write([message])
             return receipt
         finally:
+            # Even if the write failed or was cancelled: others may wait in the queue.
             self._send_next()
 
     def _send_next(self) -> None:

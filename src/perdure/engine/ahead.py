@@ -62,6 +62,7 @@ class Ahead:
 def _marks(path: str, mark: Mark) -> Iterator[tuple[str, Mark]]:
     """Yield each branch from this one up to the root, with its mark."""
     yield path, mark
+    # What is ahead of a branch is also ahead of its ancestors, until they have created it.
     while path:
         path, _, part = path.rpartition("/")
         yield path, Mark(part, is_branch=True)

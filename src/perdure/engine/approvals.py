@@ -178,6 +178,7 @@ def _check_string(value: object, parameter: str, expected: str, longest: int) ->
     try:
         value.encode()
     except UnicodeEncodeError:
+        # Lone surrogates cannot be stored.
         raise InvalidArgument(parameter, value, expected) from None
     return str.__str__(value)
 

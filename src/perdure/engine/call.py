@@ -100,6 +100,8 @@ class StepCall(Leaf):
         self.attempt = 1
         self.id = id
         self.key = key
+        # The identity is fixed by the call, not by the await: a step that is passed to `gather`
+        # belongs to the branch that called it, not to the task that awaits it.
         if key is None:
             self.call = branch.call(id)
             self.path = branch.path

@@ -183,6 +183,7 @@ class ChildSteps:
         check_user_id(ref.id, "run")
         if ref.id == self._run.run_id:
             raise InvalidArgument("run", run, _ANOTHER)
+        # Checked by the call, not only when it is awaited.
         if timeout is not None:
             parse_duration(timeout, "timeout")
         target = children.find(ref.workflow)

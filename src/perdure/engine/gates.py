@@ -50,6 +50,7 @@ def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object
     gate = Gate(approve) if isinstance(approve, str) else approve
     if not isinstance(gate, Gate):
         raise InvalidArgument("approve", approve, "a question, or a Gate(question, …)")
+    # Checked now; the arguments are filled in when the step is called.
     _question_of(gate, gate.question)
     return partial(_await_gate, gate)
 
@@ -77,19 +78,15 @@ def _approval() -> Any:
 
 def fill_in(template: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Fill the arguments of a step's function into a question."""
-    arguments = {}
+    values = {}
     if "{" in template:
         binding = inspect.signature(fn).bind(*args)
         binding.apply_defaults()
-        arguments = dict(binding.arguments)
+        values = dict(binding.arguments)
     try:
-        question = template.format(*args, **arguments)
+        question = template.format(*args, **values)
     except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
-        parameters = (
-            ", ".join(f"{{{name}}}" for name in arguments) or "none: its function has no parameters"
-        )
-        expected = (
-            f"a question with the names of the function's parameters in braces ({parameters})"
-        )
+        names = ", ".join(f"{{{name}}}" for name in values) or "it has none"
+        expected = f"a question with the names of the function's parameters in braces ({names})"
         raise InvalidArgument("approve", template, expected, f"{error!r}") from None
     return question if len(question) <= _MAX_QUESTION else question[: _MAX_QUESTION - 1] + "…"

@@ -205,6 +205,7 @@ async def _decide(
         try:
             value = task.result() if answered_racer is None else _value_of(run, answered_racer)
         except Exception as error:  # noqa: BLE001  # the user's function
+            # A retry of the run drops the record of the race, and with it those of these steps.
             call.failures = leading_to(run.failures, error)
             return await run.fail(call, error)  # type: ignore[no-any-return]  # it raises
         await run.succeed(call, _verdict(run, winner))
@@ -301,7 +302,6 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        # If the race itself is cancelled, too: no branch may outlive it.
         descendants = run.branches.tasks_below(racer.branch for racer in racers)
         await cancel_and_wait([*tasks, *descendants])
     pairs = zip(racers, tasks, strict=True)

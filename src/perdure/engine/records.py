@@ -79,6 +79,7 @@ class Records:
         self._loaded.update(records)
         root = self._calls.setdefault("", {})
         for key, record in records.items():
+            # Only perdure writes this field.
             if "at" not in record:
                 self._foreign.add(key)
             elif "branch" in record:

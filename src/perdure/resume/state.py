@@ -98,17 +98,14 @@ def as_resume_state(value: object, parameter: str = "resume_state") -> ResumeSta
     if value is None or isinstance(value, ResumeState):
         return value
     if isinstance(value, Mapping) and "formatVersion" in value:
-        description, hint = (
-            "a snapshot",
-            "pass it as snapshot=, or convert it with state_of(snapshot)",
-        )
+        kind, hint = "a snapshot", "pass it as snapshot=, or convert it with state_of(snapshot)"
     elif isinstance(value, Mapping) and ("kind" in value or "entries" in value):
-        description, hint = "a serialized state", "read it with deserialize_state"
+        kind, hint = "a serialized state", "read it with deserialize_state"
     elif isinstance(value, str | bytes):
-        description, hint = "a string", "read it with parse_state"
+        kind, hint = "a string", "read it with parse_state"
     else:
-        description, hint = type(value).__name__, "ResumeStateCollector and parse_state return one"
-    raise StateFormatError(f"{parameter}: expected a ResumeState, got {description}; {hint}")
+        kind, hint = type(value).__name__, "ResumeStateCollector and parse_state return one"
+    raise StateFormatError(f"{parameter}: expected a ResumeState, got {kind}; {hint}")
 
 
 def check_resume_state(state: object) -> ResumeState:

@@ -26,9 +26,7 @@ KEPT_FOR = timedelta(days=400)
 """How long copies of acts are kept: audits usually cover the previous year."""
 
 
-def new_act(
-    request: Request, now: datetime, *, previous: str = "", refusal: str = ""
-) -> dict[str, Any]:
+def new_act(request: Request, now: datetime, *, old: str = "", refusal: str = "") -> dict[str, Any]:
     """Return the act that records a request."""
     facts = {
         "at": isoformat(now),
@@ -37,7 +35,7 @@ def new_act(
         "verb": request.verb,
         "step": request.step,
         "why": request.why,
-        "was": previous,
+        "was": old,
         "refused": refusal,
         "id": request.id,
     }

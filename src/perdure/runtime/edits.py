@@ -70,10 +70,10 @@ class RunEdit:
         self.entered_key = ""
         self.undoes = True
 
-    def record(self, request: Request, *, previous: str = "", refusal: str = "") -> None:
+    def record(self, request: Request, *, old: str = "", refusal: str = "") -> None:
         """Record an operator's act; requests of programs are not recorded."""
         if request.by:
-            act = new_act(request, self.now, previous=previous, refusal=refusal)
+            act = new_act(request, self.now, old=old, refusal=refusal)
             self.acts.append(act)
             add_act(self.history.metadata, act)
 

@@ -100,21 +100,18 @@ def merge_policies(
 
 
 async def declare(
-    store: Store, declared_policies: Mapping[str, DeclaredPolicy], now: datetime, random: Random
+    store: Store, own: Mapping[str, DeclaredPolicy], now: datetime, random: Random
 ) -> None:
     """Send the policies of a worker's workflows to `~maintenance`, creating it if necessary."""
     snapshot = await store.load(MAINTENANCE)
-    policies = merge_policies(read_input(snapshot).policies, declared_policies)
+    policies = merge_policies(read_input(snapshot).policies, own)
     if snapshot is None and policies:
         await _create(require_maintenance_of(store), policies, now, random)
         snapshot = await store.load(MAINTENANCE)
-    if (
-        merge_policies(read_input(snapshot).policies, declared_policies)
-        == read_input(snapshot).policies
-    ):
+    if merge_policies(read_input(snapshot).policies, own) == read_input(snapshot).policies:
         return
-    logger.info("the policies of %s are declared", ", ".join(sorted(declared_policies)))
-    payload = codec.dumps(msgspec.to_builtins(dict(declared_policies)))
+    logger.info("the policies of %s are declared", ", ".join(sorted(own)))
+    payload = codec.dumps(msgspec.to_builtins(dict(own)))
     await require_inbox(store, "keep=").send([NewMessage(MAINTENANCE, POLICIES, payload)])
     wake_workers(store)
 

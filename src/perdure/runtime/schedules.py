@@ -219,10 +219,8 @@ class ScheduleClient(Starter):
         if "payload" in changes:
             spec = self._spec(name, old_spec.workflow, payload, schedule, tags)
         else:
-            other_metadata = {
-                key: value for key, value in old_spec.metadata.items() if key != "tags"
-            }
-            metadata = {**other_metadata, **check_options(now, tags=tags).metadata}
+            others = {key: value for key, value in old_spec.metadata.items() if key != "tags"}
+            metadata = {**others, **check_options(now, tags=tags).metadata}
             spec = replace(old_spec, timing=timing_of(schedule, now), metadata=metadata)
         await self._change_schedule(name, lambda run: change_spec(run, spec))
 

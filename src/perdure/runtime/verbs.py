@@ -47,8 +47,8 @@ def apply(run: RunEdit, request: Request) -> None:
     """Apply a verb and record the act, or raise `Refused`."""
     if request.id and any(act.get("id") == request.id for act in acts_of(run.history.metadata)):
         raise AppliedBefore(run.run_id, request.verb)
-    previous = _VERBS[request.verb](run, request)
-    run.record(request, previous=previous)
+    old = _VERBS[request.verb](run, request)
+    run.record(request, old=old)
 
 
 def apply_all(run: RunEdit, requests: Sequence[Request]) -> None:

@@ -66,15 +66,15 @@ def state_of(snapshot: Snapshot, /) -> ResumeState:
 def parse_document(text: str | bytes) -> dict[str, Any]:
     """Parse the JSON object of a resume state without reading its steps."""
     if not isinstance(text, str | bytes):
-        got = type(text).__name__
-        raise StateFormatError(f"text: expected a resume state as a JSON string, got {got}")
+        kind = type(text).__name__
+        raise StateFormatError(f"text: expected a resume state as a JSON string, got {kind}")
     try:
         document = codec.loads(text)
     except CodecError as error:
         raise StateFormatError(f"not a resume state: {error}") from error
     if not isinstance(document, dict):
-        got = type(document).__name__
-        raise StateFormatError(f"not a resume state: expected a JSON object, got {got}")
+        kind = type(document).__name__
+        raise StateFormatError(f"not a resume state: expected a JSON object, got {kind}")
     if "formatVersion" in document:
         as_resume_state(document, "text")
     return document

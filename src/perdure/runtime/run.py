@@ -148,7 +148,7 @@ class Types(msgspec.Struct, frozen=True):
 
     output: object = None
     error: object = None
-    declared: codec.DeclaredTypes = codec.NO_TYPES
+    declared_types: codec.DeclaredTypes = codec.NO_TYPES
     scope: codec.ErrorScope = codec.NOWHERE
 
 
@@ -280,7 +280,7 @@ def _output(block: Mapping[str, Any], types: Types) -> object:
     data = block.get("output")
     if block.get("outputTyped"):
         try:
-            return codec.decode(data, types.output, typed=True, types=types.declared)
+            return codec.decode(data, types.output, typed=True, types=types.declared_types)
         except CodecError:
             # Without the definition, an output is shown as its fields.
             if types.output is not None:

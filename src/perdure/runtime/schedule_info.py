@@ -131,8 +131,8 @@ def change_spec(run: RunEdit, spec: Spec) -> None:
     has_ended = next_time(old, max(old_spec.since, input.state.last)) is None
     is_changed = _times_of(new) != _times_of(old) or has_ended or run.was_over
     since = max(old_spec.since, run.now) if is_changed else old_spec.since
-    declared = spec.declared or old_spec.declared
-    spec = replace(spec, timing=new, since=since, declared=declared)
+    declared_version = spec.declared or old_spec.declared
+    spec = replace(spec, timing=new, since=since, declared=declared_version)
     run.history.metadata["input"] = encode_input(replace(input, spec=spec))
     if run.was_over:
         # An operator cancelled the schedule: it starts over.

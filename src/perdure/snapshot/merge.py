@@ -114,29 +114,29 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
     recorded again. Merging is associative and takes linear time.
     """
     parts = (base, *deltas)
-    merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
+    snapshot: dict[str, object] = {"formatVersion": FORMAT_VERSION}
     by_name: dict[str, dict[str, object]] = {name: {} for name in ("steps", *_OPTIONAL_BY_NAME)}
     kept_fields: dict[str, object] = {}
     for part in parts:
         _check_delta(part)
-        merged.update((name, value) for name, value in part.items() if value is not None)
+        snapshot.update((name, value) for name, value in part.items() if value is not None)
         for name, entries in by_name.items():
             entries.update(_dict_in(part, name))
         execution = _dict_in(part, "execution")
         kept_fields.update(
             (name, execution[name]) for name in _KEPT if execution.get(name) is not None
         )
-    merged["steps"] = by_name["steps"]
-    if "execution" in merged:
-        merged["execution"] = {**_dict_in(merged, "execution"), **kept_fields}
+    snapshot["steps"] = by_name["steps"]
+    if "execution" in snapshot:
+        snapshot["execution"] = {**_dict_in(snapshot, "execution"), **kept_fields}
     for name in _OPTIONAL_BY_NAME:
-        if name in merged:
-            merged[name] = by_name[name]
-    if "warnings" in merged:
-        merged["warnings"] = _standing_warnings(parts)
-    if not merged.get("warnings"):
-        merged.pop("warnings", None)
-    return cast(Snapshot, merged)
+        if name in snapshot:
+            snapshot[name] = by_name[name]
+    if "warnings" in snapshot:
+        snapshot["warnings"] = _standing_warnings(parts)
+    if not snapshot.get("warnings"):
+        snapshot.pop("warnings", None)
+    return cast(Snapshot, snapshot)
 
 
 def _check_delta(part: Mapping[str, object]) -> None:

@@ -3,8 +3,8 @@
     python -m bench.retention [--runs 1000000] [--stores sqlite,postgres] [--window 5] [--seconds N]
 
 Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
-and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose: a
-million runs take about an hour, so the measurement ends after a given time.
+and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose:
+a million runs take about an hour, so the measurement ends after a given time.
 """
 
 import argparse

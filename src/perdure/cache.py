@@ -112,29 +112,29 @@ class _ObjectCache:
         self._takes_ttl = _takes_ttl(cache.set)
 
     async def get(self, key: str, /) -> StepRecord | None:
-        return _unexpired(key, await _resolved(self._cache.get(key)), self._clock)
+        return _unexpired(key, await _await_if_needed(self._cache.get(key)), self._clock)
 
     async def set(self, key: str, record: StepRecord, /, *, ttl: timedelta | None = None) -> None:
         copy = _copy(record)
         if ttl is not None and self._takes_ttl:
-            await _resolved(self._cache.set(key, copy, ttl=ttl))
+            await _await_if_needed(self._cache.set(key, copy, ttl=ttl))
         else:
-            await _resolved(self._cache.set(key, _with_expiry(copy, ttl, self._clock)))
+            await _await_if_needed(self._cache.set(key, _with_expiry(copy, ttl, self._clock)))
 
     async def has(self, key: str, /) -> bool:
         return await self.get(key) is not None
 
     async def delete(self, key: str, /) -> bool:
-        return bool(await _resolved(self._cache.delete(key)))
+        return bool(await _await_if_needed(self._cache.delete(key)))
 
     async def clear(self) -> None:
         clear = getattr(self._cache, "clear", None)
         if not callable(clear):
             raise InvalidArgument("cache", self._cache, "a cache with a method `clear`")
-        await _resolved(clear())
+        await _await_if_needed(clear())
 
 
-async def _resolved(answer: Any) -> Any:
+async def _await_if_needed(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 

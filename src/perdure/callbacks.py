@@ -85,30 +85,30 @@ class CallbackApp:
             return _Reply(405, {"error": "use GET or POST"}, "GET, HEAD, POST")
         try:
             if method != "POST":
-                return _Reply(200, _described(await self._client.find_approval(token)))
-            body = await _read(receive, self._max_body)
+                return _Reply(200, _describe(await self._client.find_approval(token)))
+            body = await _read_body(receive, self._max_body)
             if body is None:
-                return _Reply(413, {"error": f"an answer has at most {self._max_body:,} bytes"})
+                return _Reply(413, {"error": f"the answer has more than {self._max_body:,} bytes"})
             return await self._answer(token, body)
         except InvalidToken:
-            return _Reply(404, {"error": "this is not the address of a question"})
+            return _Reply(404, {"error": "the path does not end in a token"})
         except (RunNotFound, TooLate):
             # The same reply for both, so that a stranger who guesses tokens learns nothing about
             # runs.
             return _Reply(410, {"error": "the question is no longer open"})
         except AlreadyAnswered as error:
-            return _Reply(409, {"error": "it was answered before", **_facts(error)})
+            return _Reply(409, {"error": "the question was already answered", **_facts(error)})
         except ValueTooLarge as error:
             return _Reply(413, {"error": str(error)})
         except (InvalidArgument, ValueError, RecursionError, msgspec.ValidationError) as error:
             return _Reply(400, {"error": str(error)})
         except StoreUnavailable:
-            return _Reply(503, {"error": "the answer cannot be stored now; try again"})
+            return _Reply(503, {"error": "the store is unavailable; try again later"})
 
     async def _answer(self, token: str, data: bytes) -> _Reply:
         payload = json.loads(data, parse_constant=_refuse) if data.strip() else None
-        asked = await self._client.find_approval(token)
-        if not asked.question:
+        approval = await self._client.find_approval(token)
+        if not approval.question:
             await self._client.answer(token, payload)
             return _Reply(200, {"answered": True})
         body = msgspec.convert(payload, Body)
@@ -129,13 +129,17 @@ def _token_in(scope: Scope) -> str:
     return path.removeprefix(root).strip("/") if root else path.strip("/").rpartition("/")[2]
 
 
-def _described(asked: OpenApproval) -> dict[str, Any]:
-    facts: dict[str, Any] = {"kind": "approval" if asked.question else "callback"}
-    if asked.question:
-        facts |= {"question": asked.question, "to": asked.to, "options": list(asked.options)}
-        facts["data"] = asked.data
-    if asked.expires_at is not None:
-        facts["expires_at"] = isoformat(asked.expires_at)
+def _describe(approval: OpenApproval) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": "approval" if approval.question else "callback"}
+    if approval.question:
+        facts |= {
+            "question": approval.question,
+            "to": approval.to,
+            "options": list(approval.options),
+        }
+        facts["data"] = approval.data
+    if approval.expires_at is not None:
+        facts["expires_at"] = isoformat(approval.expires_at)
     return facts
 
 
@@ -148,7 +152,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-async def _read(receive: Receive, limit: int) -> bytes | None:
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
     """Return the body of a request, or `None` if it is too large."""
     body = bytearray()
     while True:

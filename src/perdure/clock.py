@@ -106,13 +106,13 @@ class SyncedClock:
         """Return the time at a reading of `monotonic`, formatted by `isoformat`."""
         # Called for each step, often several times per second: with the current second cached, no
         # datetime is needed, which is five times as fast. `_second` is the reading at its start.
-        since = round((monotonic - self._second) * 1e6)
-        if not 0 <= since < _MICROSECONDS or not self._text:
+        microseconds = round((monotonic - self._second) * 1e6)
+        if not 0 <= microseconds < _MICROSECONDS or not self._text:
             at = self._set_to + timedelta(seconds=monotonic - self._from)
             self._text = isoformat(at)[:-5]
-            since = at.microsecond
-            self._second = monotonic - since / 1e6
-        return self._text + _MILLISECONDS[since // 1000]
+            microseconds = at.microsecond
+            self._second = monotonic - microseconds / 1e6
+        return self._text + _MILLISECONDS[microseconds // 1000]
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
         """Sleep for the given time. Zero or less yields to the event loop once."""
@@ -257,18 +257,18 @@ def _next_change(
     after: datetime, until: datetime, zone: ZoneInfo, offset: timedelta
 ) -> datetime | None:
     """Return when the zone's offset first changes after `after` and not after `until`."""
-    before = after.replace(microsecond=0)
+    start = after.replace(microsecond=0)
     # No zone has changed its clocks twice in a day.
-    while (then := min(before + _DAY, until)) > before:
-        if _offset(then, zone) != offset:
-            while then - before > _TICK:
-                middle = before + (then - before) // _TICK // 2 * _TICK
+    while (end := min(start + _DAY, until)) > start:
+        if _offset(end, zone) != offset:
+            while end - start > _TICK:
+                middle = start + (end - start) // _TICK // 2 * _TICK
                 if _offset(middle, zone) == offset:
-                    before = middle
+                    start = middle
                 else:
-                    then = middle
-            return then
-        before = then
+                    end = middle
+            return end
+        start = end
     return None
 
 
@@ -302,13 +302,13 @@ def isoformat(value: datetime) -> str:
     if type(value) is not datetime or value.tzinfo is not UTC:
         value = as_utc(value)
     second, text = _latest_second
-    since = value - second
-    if since.seconds or since.days:
+    offset = value - second
+    if offset.seconds or offset.days:
         second = value.replace(microsecond=0)
         text = second.isoformat()[:19]
         _latest_second = (second, text)
-        since = value - second
-    return text + _MILLISECONDS[since.microseconds // 1000]
+        offset = value - second
+    return text + _MILLISECONDS[offset.microseconds // 1000]
 
 
 def parse_iso(text: str, parameter: str = "text") -> datetime:

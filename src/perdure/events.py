@@ -255,9 +255,9 @@ class Bus:
     def track(self, task: "asyncio.Future[Any]") -> None:
         """Keep a reference to a listener's task until it is done, and log any exception."""
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._handle_result)
 
-    def _done(self, task: "asyncio.Future[Any]") -> None:
+    def _handle_result(self, task: "asyncio.Future[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a listener failed", exc_info=error)

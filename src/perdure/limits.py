@@ -180,11 +180,11 @@ def queue_with_key(name: str, key: object) -> str:
     if not isinstance(key, str) or not is_encodable(key):
         hint = "The function that is passed as key= must return a string"
         raise InvalidArgument("key", key, "a string", hint)
-    escaped = key.translate(_ESCAPED)
-    if len(escaped) > _MAX_KEY:
+    escaped_key = key.translate(_ESCAPED)
+    if len(escaped_key) > _MAX_KEY:
         digest = hashlib.sha256(key.encode()).hexdigest()
-        escaped = f"{escaped[: _MAX_KEY - 80]}~{digest}"
-    return f"{name}/{escaped}"
+        escaped_key = f"{escaped_key[: _MAX_KEY - 80]}~{digest}"
+    return f"{name}/{escaped_key}"
 
 
 def split_queue(full_name: str) -> tuple[str, str | None]:
@@ -279,12 +279,12 @@ def step_limit(limit: Limit) -> PermitLimit:
 
 
 def _limits_of(name: str, limits: Limits) -> list[PermitLimit]:
-    found: list[PermitLimit] = []
+    permit_limits: list[PermitLimit] = []
     if limits.concurrency is not None:
-        found.append(PermitLimit(f"queue:{name}", limits.concurrency))
+        permit_limits.append(PermitLimit(f"queue:{name}", limits.concurrency))
     if limits.rate is not None:
-        found.append(PermitLimit(f"rate:{name}", limits.rate.n, limits.rate.per))
-    return found
+        permit_limits.append(PermitLimit(f"rate:{name}", limits.rate.n, limits.rate.per))
+    return permit_limits
 
 
 def check_queue(queue: object) -> Queue | None:

@@ -34,10 +34,10 @@ class Keep:
         **unknown: Never,
     ) -> None:
         _check(what, unknown)
-        given = {"completed": completed, "failed": failed, "cancelled": cancelled}
+        ages = {"completed": completed, "failed": failed, "cancelled": cancelled}
         self.what: What = what
         self.spans: Mapping[Over, timedelta] = {
-            status: _span(given[status], status) for status in OVER if given[status] is not None
+            status: _span(ages[status], status) for status in OVER if ages[status] is not None
         }
 
     def __eq__(self, other: object) -> bool:
@@ -50,8 +50,8 @@ class Keep:
 
     def __repr__(self) -> str:
         spans = [f"{status}={str(span)!r}" for status, span in self.spans.items()]
-        what = [f"what={self.what!r}"] if self.what != "run" else []
-        return f"Keep({', '.join([*spans, *what])})"
+        options = [f"what={self.what!r}"] if self.what != "run" else []
+        return f"Keep({', '.join([*spans, *options])})"
 
 
 def check_keep(keep: Keep | Literal["result"] | None) -> Keep | None:

@@ -49,6 +49,6 @@ def split_path(scope: Mapping[str, Any]) -> tuple[str, str]:
     if root:
         return root, (path[len(root) :] if (path + "/").startswith(root + "/") else path) or "/"
     raw = unquote(scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1"))
-    outside = "/" + raw.strip("/")
-    inside = path.rstrip("/")
-    return outside.removesuffix(inside).rstrip("/") if outside.endswith(inside) else "", path
+    prefix = "/" + raw.strip("/")
+    suffix = path.rstrip("/")
+    return prefix.removesuffix(suffix).rstrip("/") if prefix.endswith(suffix) else "", path

@@ -111,8 +111,8 @@ def check_errors(errors: object) -> tuple[type[BaseException], ...]:
     expected = "a list of exception classes"
     if not isinstance(errors, Iterable) or isinstance(errors, str):
         raise InvalidArgument("errors", errors, expected)
-    declared = tuple(errors)
-    for error in declared:
+    classes = tuple(errors)
+    for error in classes:
         if not isinstance(error, type) or not issubclass(error, BaseException):
             raise InvalidArgument("errors", error, expected)
-    return declared
+    return classes

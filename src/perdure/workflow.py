@@ -72,11 +72,13 @@ class SnapshotEvent:
         return cast(Snapshot, codec.loads(self._history.encode(self._execution)))
 
 
-def react(how: Reaction, kind: Literal["unknown_steps", "definition_hash"], message: str) -> None:
+def react(
+    reaction: Reaction, kind: Literal["unknown_steps", "definition_hash"], message: str
+) -> None:
     """Ignore, warn, or raise `SnapshotMismatch`."""
-    if how == "error":
+    if reaction == "error":
         raise SnapshotMismatch(kind, message)
-    if how == "warn":
+    if reaction == "warn":
         logger.warning(message)
 
 
@@ -137,12 +139,12 @@ class Workflow(Generic[D]):
         Failures of the function are returned; only a cancellation of the task is raised. The option
         `deps` replaces the workflow's dependencies for this run.
         """
-        chosen = _check_sources({**self._options, **check_options(options)})
+        run_options = _check_sources({**self._options, **check_options(options)})
         chosen_deps = self._deps if deps is None else as_deps(deps)
         body = body_of(fn, chosen_deps)
-        run = self._run = self._prepare(chosen, chosen_deps)
+        run = self._run = self._prepare(run_options, chosen_deps)
         run.bind(fn)
-        await run.load(chosen.get("resume_state"))
+        await run.load(run_options.get("resume_state"))
         return await run.run_function(body)
 
     async def run_with_state(
@@ -177,8 +179,8 @@ class Workflow(Generic[D]):
             check_int(limit, "limit", minimum=0)
         if since is not None and not isinstance(since, str):
             raise InvalidArgument("since", since, "the key of a recorded step")
-        chosen = None if metadata is None else encode_metadata(metadata)
-        return self._run.snapshot(include=include, metadata=chosen, limit=limit, since=since)
+        new_metadata = None if metadata is None else encode_metadata(metadata)
+        return self._run.snapshot(include=include, metadata=new_metadata, limit=limit, since=since)
 
     def subscribe(
         self, listener: Listener, *, mode: Mode = "sync", coalesce: Coalesce = "none"
@@ -251,13 +253,13 @@ class LocalRun:
         self._execution.errors = codec.ErrorScope(tuple(self._options.get("errors", ())), (fn,))
         self._execution.types = codec.DeclaredTypes(self._options.get("types", ()), fn)
         metadata, now = self._history.metadata, definition_hash(fn)
-        before = metadata.get("definitionHash")
-        if before is not None and before != now:
+        old = metadata.get("definitionHash")
+        if old is not None and old != now:
             react(
                 self._options.get("on_definition_change", "warn"),
                 "definition_hash",
                 f"workflow {self._history.name!r}: the snapshot was made by another definition of "
-                f"the function (hash {before}, now {now}); recorded steps answer as they did then",
+                f"the function (hash {old}, now {now}); recorded steps answer as they did then",
             )
         metadata["definitionHash"] = now
         metadata["workflowId"] = self._execution.run_id
@@ -279,13 +281,13 @@ class LocalRun:
         except asyncio.CancelledError:
             self._publish("workflow_cancelled")
             raise
-        self._note("completed" if result.ok else "failed", ended=True)
+        self._note("completed" if result.ok else "failed", has_ended=True)
         self._publish("workflow_complete" if result.ok else "workflow_error")
-        if result.ok and (unknown := self._history.untouched()):
+        if result.ok and (unknown := self._history.unused_keys()):
             react(
                 self._options.get("on_unknown_steps", "warn"),
                 "unknown_steps",
-                f"workflow {self._history.name!r} completed without touching {len(unknown)} "
+                f"workflow {self._history.name!r} completed without using {len(unknown)} "
                 f"recorded steps: {', '.join(unknown[:10])}",
             )
         return result
@@ -293,16 +295,20 @@ class LocalRun:
     def snapshot(self, *, metadata: Mapping[str, Any] | None, **choice: Any) -> Snapshot:
         """Return the run's state as new plain JSON."""
         if metadata is not None:
-            known = self._history.metadata
-            own = {name: known[name] for name in known if name in _OWN_METADATA or is_patch(name)}
+            current = self._history.metadata
+            own = {
+                name: current[name] for name in current if name in _OWN_METADATA or is_patch(name)
+            }
             metadata = {**own, **metadata}
         block = self._current_block()
         return cast(Snapshot, codec.loads(self._history.encode(block, metadata=metadata, **choice)))
 
-    def _note(self, status: Literal["running", "completed", "failed"], ended: bool = False) -> None:
+    def _note(
+        self, status: Literal["running", "completed", "failed"], has_ended: bool = False
+    ) -> None:
         now = isoformat(self._clock.now())
         self._block = {"status": status, "lastUpdated": now}
-        if ended:
+        if has_ended:
             self._block["completedAt"] = now
 
     def _current_block(self) -> ExecutionBlock:
@@ -354,8 +360,8 @@ def check_options(options: Options) -> Options:
     """Return the options; raise for the first invalid one."""
     for name, value in options.items():
         if name not in Options.__annotations__:
-            known = ", ".join(sorted(Options.__annotations__))
-            raise InvalidArgument(name, value, f"one of the options {known}")
+            names = ", ".join(sorted(Options.__annotations__))
+            raise InvalidArgument(name, value, f"one of the options {names}")
     source = options.get("resume_state")
     if source is not None and not callable(source):
         as_resume_state(source)

@@ -79,8 +79,8 @@ class Settling(Runtime):
         run = await super().trigger(*arguments, **options)
         return await self._settle(run) if options.get("wait", True) else run
 
-    async def _continue(self, run_id: str, *, paused: bool) -> Any:
-        return await self._settle(await super()._continue(run_id, paused=paused))
+    async def _continue(self, run_id: str, *, even_paused: bool) -> Any:
+        return await self._settle(await super()._continue(run_id, even_paused=even_paused))
 
     async def retry(self, run_id: str, *, wait: bool = True) -> Any:
         run = await super().retry(run_id, wait=wait)

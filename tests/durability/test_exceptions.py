@@ -334,7 +334,7 @@ async def test_what_an_exception_loses_is_logged(
         return True
 
     assert (await make_runtime(lossy).trigger(lossy)).output is False
-    assert "step 'ask': exception.response cannot come back" in caplog.text
+    assert "step 'ask': exception.response cannot be restored exactly" in caplog.text
     assert "Raise an exception in the step whose attributes are plain data" in caplog.text
 
 

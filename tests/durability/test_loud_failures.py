@@ -98,7 +98,7 @@ async def test_a_branch_that_is_not_cancelled_yet_causes_no_warning(
 
     @workflow("busy")
     async def busy(step: Step) -> None:
-        step._run.break_off(Cancelled(step.run_id))
+        step._run.stop(Cancelled(step.run_id))
         await step("next", lambda: None)
 
     assert (await Runtime(store, workflows=[busy]).trigger(busy)).status == "cancelled"

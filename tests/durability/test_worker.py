@@ -429,9 +429,9 @@ async def test_a_run_that_cannot_be_continued_harms_no_other(
         assert await statuses(runtime, good) == {"completed"}
         await clock.advance(TTL * 4)
     assert await statuses(runtime, bad) == {"running"}
-    assert worker.counters.failed_to_drive <= 3 * 5
+    assert worker.counters.failed_to_continue <= 3 * 5
     for name in bad:
-        assert f"run '{name}' could not be driven" in caplog.text
+        assert f"run '{name}' could not be continued" in caplog.text
 
 
 async def test_a_sweep_survives_a_migration_that_raises(
@@ -735,7 +735,7 @@ async def test_the_log_shows_start_drain_and_end(
     await trigger_many(runtime, quick, 2)
     async with working(runtime):
         pass
-    assert "drives quick" in caplog.text
+    assert "executes quick" in caplog.text
     assert "claimed=2" in caplog.text
 
 

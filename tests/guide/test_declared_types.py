@@ -129,7 +129,7 @@ async def test_the_warning_names_the_class_the_step_and_what_to_write(
 
     await Workflow("w").run(body)
     (record,) = [each for each in caplog.records if "load" in each.message]
-    assert "step 'load': value (Item) cannot come back" in record.message
+    assert "step 'load': value (Item) cannot be restored exactly" in record.message
     assert "returns=Item" in record.message
     assert "types=[Item]" in record.message
 
@@ -142,5 +142,5 @@ async def test_the_warning_suggests_no_type_if_none_can_restore_the_value(
 
     await Workflow("w").run(body)
     (record,) = [each for each in caplog.records if "open" in each.message]
-    assert "value.file (object) cannot come back" in record.message
+    assert "value.file (object) cannot be restored exactly" in record.message
     assert "types=" not in record.message

@@ -99,7 +99,7 @@ async def test_pausing_is_an_act_with_a_reason(runtime: Runtime) -> None:
     info = await schedule.get()
     assert info is not None
     assert (info.paused, info.reason, info.next_at) == (True, "by ana: holidays", None)
-    with pytest.raises(Refused, match="it is paused already"):
+    with pytest.raises(Refused, match="it is already paused"):
         await schedule.pause()
     await schedule.unpause(by="ana")
     info = await schedule.get()

@@ -64,11 +64,11 @@ def test_documents_of_a_run_expire_before_the_run_is_removed() -> None:
 def test_batches_follow_the_speed_of_the_store() -> None:
     pace = Pace()
     for _ in range(20):
-        pace.took(TARGET / 100)
+        pace.adapt(TARGET / 100)
     assert pace.limit == LARGEST
     busy = pace.pause
     for _ in range(20):
-        pace.took(TARGET * 50)
+        pace.adapt(TARGET * 50)
     assert pace.limit == SMALLEST
     assert pace.pause > 100 * busy
 
@@ -78,12 +78,12 @@ def test_pauses_become_shorter_while_runs_are_left() -> None:
     pauses = []
     for hours in (0, 0.5, 1, 2, 4, 5, 9000):
         pace = Pace()
-        pace.took(TARGET, timedelta(hours=hours))
+        pace.adapt(TARGET, timedelta(hours=hours))
         pauses.append(pace.pause)
     assert pauses[0] == pauses[1] > pauses[2] > pauses[3] > pauses[4] == pauses[5] == pauses[6]
 
 
 def test_a_store_that_answers_at_once_is_not_waited_for() -> None:
     pace = Pace()
-    pace.took(0)
+    pace.adapt(0)
     assert pace.pause == 0

@@ -133,7 +133,7 @@ class TestDeps:
         """The error for an unknown attribute lists the known ones."""
 
         async def body(step: Step, deps: Any) -> list[Any]:
-            with pytest.raises(AttributeError, match="it holds a, b"):
+            with pytest.raises(AttributeError, match="it has a, b"):
                 deps.c  # noqa: B018
             return [deps.a, deps["b"], dict(deps)]
 

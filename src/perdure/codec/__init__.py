@@ -123,14 +123,14 @@ def _prepare_rich(
     writer = Writer(Form.FIELDS)
     data = writer.write_root(value, root)
     if writer.typed:
-        typed = _prepare_by_type(value, returns(), writer, data, root)
-        if typed is None or typed.losses:
-            declared = _prepare_declared(value, types, root)
+        by_type = _prepare_by_type(value, returns(), writer, data, root)
+        if by_type is None or by_type.losses:
+            by_name = _prepare_declared(value, types, root)
             # A type that restores part of the value is still better than nothing.
-            if declared is not None and (typed is None or not declared.losses):
-                return declared
-        if typed is not None:
-            return typed
+            if by_name is not None and (by_type is None or not by_name.losses):
+                return by_name
+        if by_type is not None:
+            return by_type
         writer = Writer(Form.LOST)
         data = writer.write_root(value, root)
     return Prepared(data, untag(data, root), False, tuple(writer.losses))
@@ -159,13 +159,13 @@ def _prepare_by_type(
         return fields
     namer = Writer(Form.NAMED)
     try:
-        named = _attempt(value, annotation, namer, namer.write_root(value, root), root)
+        with_names = _attempt(value, annotation, namer, namer.write_root(value, root), root)
     except CodecError:  # names add levels, and may exceed the limit
         return fields
     # If writing loses something anyway, names are the safer form. Otherwise they are used only if
     # they avoid the loss.
-    if named is not None and (namer.losses or not named.losses):
-        return named
+    if with_names is not None and (namer.losses or not with_names.losses):
+        return with_names
     return fields
 
 
@@ -178,22 +178,22 @@ def _attempt(
     types: DeclaredTypes = NO_TYPES,
 ) -> Prepared | None:
     try:
-        rebuilt = build(data, annotation, root, types)
+        new_value = build(data, annotation, root, types)
     except CodecError:
         return None
-    path = difference(value, rebuilt, root)
-    if path is not None and _is_untyped(rebuilt, data, root):
+    path = difference(value, new_value, root)
+    if path is not None and _is_untyped(new_value, data, root):
         return None
     losses = tuple(writer.losses)
     if path is not None and not losses:
         losses = (Loss(path, "non-json"),)
-    return Prepared(data, rebuilt, True, losses)
+    return Prepared(data, new_value, True, losses)
 
 
-def _is_untyped(rebuilt: object, data: JSONValue, root: str) -> bool:
+def _is_untyped(new_value: object, data: JSONValue, root: str) -> bool:
     """Return whether the annotation restored no class at all, and can be ignored."""
     try:
-        return difference(untag(data, root), rebuilt, root) is None
+        return difference(untag(data, root), new_value, root) is None
     except CodecError:
         return False
 
@@ -320,8 +320,8 @@ def encode_cause(error: object, scope: ErrorScope = NOWHERE) -> SerializedCause:
     writer = Writer(Form.LOST)
 
     def write(value: object) -> tuple[JSONValue, bool]:
-        lost = writer.lost
-        return writer.write_root(value, "cause"), writer.lost == lost
+        loss_count = writer.loss_count
+        return writer.write_root(value, "cause"), writer.loss_count == loss_count
 
     try:
         cause = (

@@ -106,16 +106,16 @@ def returns_result(fn: Callable[..., object]) -> bool:
 
 def annotations_of(fn: Callable[..., object]) -> list[object]:
     """Return the resolvable annotations of a function's parameters and return value."""
-    resolved: list[object] = []
+    known_types: list[object] = []
     try:
         function = inspect.unwrap(fn)
         annotations = list(function.__annotations__.values())
     except Exception:  # noqa: BLE001 - annotations and attributes are the user's code
-        return resolved
+        return known_types
     for annotation in annotations:
         with suppress(Exception):  # as above: skip what cannot be resolved
-            resolved.append(_resolve(annotation, function))
-    return resolved
+            known_types.append(_resolve(annotation, function))
+    return known_types
 
 
 def _annotation(fn: Any) -> Any:

@@ -68,11 +68,11 @@ class DeclaredBuilder(Builder):
         if tag in ("ok", "err"):
             return _result(Any)(self, data, path)
         is_mapping = tag in ("", "map") or (tag is None and type(payload) is dict)
-        plan = _mapping(Any, Any) if is_mapping else _elements((Any,), alike=True)
+        plan = _mapping(Any, Any) if is_mapping else _elements((Any,), is_uniform=True)
         return plan(self, data, path)
 
 
-def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
+def _fits(data: JSONValue, member: Any, is_named: bool, exact: bool) -> bool:
     """Return whether data may belong to this member of a union, judging by the outermost level."""
     tag, payload = split_tag(data)
     cls = get_origin(member) or member
@@ -83,18 +83,18 @@ def _fits(data: JSONValue, member: Any, named: bool, exact: bool) -> bool:
     if issubclass(cls, BaseException):
         return tag == "error" and type(payload) is dict and payload.get("name") == name_of(cls)
     if issubclass(cls, Enum):
-        return not named and _is_value(cls, data)
-    stored = _stored_type(tag, payload)
+        return not is_named and _is_value(cls, data)
+    stored_type = _stored_type(tag, payload)
     if info := class_info(cls) if cls not in (Ok, Err) else None:
-        return not named and stored is dict and _has_fields(info, payload, exact)
+        return not is_named and stored_type is dict and _has_fields(info, payload, exact)
     if is_typeddict(cls):
-        return stored is dict
-    return _is_kind(stored, cls) or (stored is int and cls is float)
+        return stored_type is dict
+    return _is_kind(stored_type, cls) or (stored_type is int and cls is float)
 
 
-def _is_kind(stored: type, cls: type) -> bool:
+def _is_kind(stored_type: type, cls: type) -> bool:
     try:
-        return issubclass(stored, cls)
+        return issubclass(stored_type, cls)
     except TypeError:  # the protocol cannot be checked at run time
         return False
 
@@ -142,8 +142,8 @@ def build(data: JSONValue, annotation: Any, path: str, types: DeclaredTypes = NO
     try:
         if tag == "declared":
             return DeclaredBuilder(types).build(payload, annotation, path)
-        named = tag == "named"
-        return Builder(named).build(payload if named else data, annotation, path)
+        is_named = tag == "named"
+        return Builder(is_named).build(payload if is_named else data, annotation, path)
     except (CodecError, RecursionError):
         raise
     except Exception as error:
@@ -188,7 +188,7 @@ def _class_plan(cls: type, meaning: Any, arguments: tuple[Any, ...]) -> Plan:
     if issubclass(cls, collections.abc.Mapping) and len(arguments) == 2:
         return _mapping(*arguments)
     if issubclass(cls, collections.abc.Iterable) and arguments:
-        return _elements((arguments[0],), alike=True)
+        return _elements((arguments[0],), is_uniform=True)
     return _as_stored
 
 
@@ -216,12 +216,12 @@ _COLLECTIONS: Mapping[str | None, Callable[[list[Any]], Any]] = {
 }
 
 
-def _elements(types: tuple[Any, ...], alike: bool = False) -> Plan:
+def _elements(types: tuple[Any, ...], is_uniform: bool = False) -> Plan:
     def plan(builder: Builder, data: JSONValue, path: str) -> Any:
         tag, payload = split_tag(data)
         if tag not in _COLLECTIONS or type(payload) is not list:
             return untag(data, path)
-        annotations = repeat(types[0]) if alike else chain(types, repeat(Any))
+        annotations = repeat(types[0]) if is_uniform else chain(types, repeat(Any))
         items = [
             builder.build(item, annotation, f"{path}[{index}]")
             for index, (item, annotation) in enumerate(zip(payload, annotations, strict=False))

@@ -63,25 +63,25 @@ def _class_info(cls: type) -> ClassInfo | None:
 
 def hints_of(cls: type) -> dict[str, Any]:
     """Return the resolved annotations of a class; `Any` where a name cannot be resolved."""
-    known = {cls.__name__: cls}
+    namespace = {cls.__name__: cls}
     try:
-        return get_type_hints(cls, localns=known, include_extras=True)
+        return get_type_hints(cls, localns=namespace, include_extras=True)
     except Exception:  # noqa: BLE001 - annotations are the user's code, evaluated here a second time
-        return {name: _hint(cls, name, known) for name in _annotated(cls)}
+        return {name: _hint(cls, name, namespace) for name in _annotated(cls)}
 
 
 def _annotated(cls: type) -> dict[str, type]:
     return {name: base for base in reversed(cls.__mro__) for name in inspect.get_annotations(base)}
 
 
-def _hint(cls: type, name: str, known: dict[str, Any]) -> Any:
+def _hint(cls: type, name: str, namespace: dict[str, Any]) -> Any:
     base = _annotated(cls)[name]
     holder = type(
         cls.__name__, (), {"__annotations__": {name: inspect.get_annotations(base)[name]}}
     )
     names = vars(sys.modules.get(base.__module__, sys))
     try:
-        return get_type_hints(holder, globalns=names, localns=known, include_extras=True)[name]
+        return get_type_hints(holder, globalns=names, localns=namespace, include_extras=True)[name]
     except Exception:  # noqa: BLE001 - as above; ignore what cannot be resolved
         return Any
 
@@ -178,12 +178,12 @@ def _dataclass(cls: type) -> ClassInfo:
 
 def _attrs(cls: Any) -> ClassInfo:
     fields = {field.name: field for field in cls.__attrs_attrs__}
-    nothing = type(sys.modules["attr"].NOTHING)
+    nothing_type = type(sys.modules["attr"].NOTHING)
     defaults: dict[str, Default] = {}
     optional: set[str] = set()
     for name, field in fields.items():
         factory = getattr(field.default, "factory", None)
-        if not isinstance(field.default, nothing):
+        if not isinstance(field.default, nothing_type):
             optional.add(name)
             # The factory takes the instance, which does not exist yet, so the field must be in the
             # data.

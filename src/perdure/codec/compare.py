@@ -60,11 +60,13 @@ def _values_differ(old: dict[Any, Any], new: dict[Any, Any], path: str) -> str |
 
 
 def _fields_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None:
-    before, after = info.read(old), info.read(new)
-    if before.keys() != after.keys():
-        return f"{path}.{min(before.keys() ^ after.keys())}"
-    ordered = {name: after[name] for name in before}
-    return _values_differ(before, ordered, path) or _undeclared_differ(old, new, info, path)
+    old_values, new_values = info.read(old), info.read(new)
+    if old_values.keys() != new_values.keys():
+        return f"{path}.{min(old_values.keys() ^ new_values.keys())}"
+    ordered_values = {name: new_values[name] for name in old_values}
+    return _values_differ(old_values, ordered_values, path) or _undeclared_differ(
+        old, new, info, path
+    )
 
 
 def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | None:
@@ -73,9 +75,9 @@ def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | 
     Data must be equal. A lock or connection that each instance creates for itself never compares
     equal, so it is enough that both have one.
     """
-    before, after = _undeclared(old, info), _undeclared(new, info)
-    for name, value in before.items():
-        if name not in after or (is_plain(value) and value != after[name]):
+    old_values, new_values = _undeclared(old, info), _undeclared(new, info)
+    for name, value in old_values.items():
+        if name not in new_values or (is_plain(value) and value != new_values[name]):
             return f"{path}.{name}"
     return None
 
@@ -83,9 +85,9 @@ def _undeclared_differ(old: Any, new: Any, info: ClassInfo, path: str) -> str | 
 def _undeclared(instance: Any, info: ClassInfo) -> dict[str, Any]:
     if info.model:
         return instance.__pydantic_private__ or {}
-    ignored = derived_names(type(instance)).union(info.names)
+    ignored_names = derived_names(type(instance)).union(info.names)
     return {
         name: value
         for name, value in getattr(instance, "__dict__", {}).items()
-        if name not in ignored
+        if name not in ignored_names
     }

@@ -37,7 +37,7 @@ class _Conversion:
             message, _, place = str(error).partition(_AT)
             raise CodecError(message, path + place.rstrip("`")) from error
         except TypeError as error:
-            refused = error
+            type_error = error
         except Exception as error:
             raise CodecError(f"does not fit {annotation!r}: {error!r}", path) from error
         # msgspec rejects unions whose members it cannot distinguish by their JSON, so try each
@@ -45,7 +45,7 @@ class _Conversion:
         members = union_members(meaning)
         if len(members) > 1:
             return self._first_that_fits(data, members, path)
-        return self._by_parts(data, meaning, path, refused)
+        return self._by_parts(data, meaning, path, type_error)
 
     def _first_that_fits(self, data: Any, members: tuple[Any, ...], path: str) -> Any:
         problems: list[str] = []
@@ -61,7 +61,7 @@ class _Conversion:
             "does not fit any member of the union: " + "; ".join(problems)[:1000], path
         )
 
-    def _by_parts(self, data: Any, meaning: Any, path: str, refused: TypeError) -> Any:
+    def _by_parts(self, data: Any, meaning: Any, path: str, first_error: TypeError) -> Any:
         cls, arguments = get_origin(meaning) or meaning, get_args(meaning)
         if isinstance(cls, type) and (info := class_info(cls)):
             return self._fields(data, meaning, info, path)
@@ -72,7 +72,7 @@ class _Conversion:
             kind = cls if cls in (set, frozenset, tuple) else list
             items = enumerate(_of(list, data, path))
             return kind(self.convert(item, arguments[0], f"{path}[{i}]") for i, item in items)
-        raise CodecError(f"cannot convert to {meaning!r}: {refused}", path) from refused
+        raise CodecError(f"cannot convert to {meaning!r}: {first_error}", path) from first_error
 
     def _fields(self, data: Any, meaning: Any, info: ClassInfo, path: str) -> Any:
         cls, variables = get_origin(meaning) or meaning, variables_of(meaning)
@@ -123,8 +123,8 @@ def _by_pydantic(data: Any, model: Any, path: str) -> Any:
         if not problems:
             raise CodecError(f"does not fit {model.__name__}: {error!r}", path) from error
         place = "".join(_path_part(part) for part in problems[0]["loc"])
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CodecError(problems[0]["msg"] + more, path + place) from error
+        suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CodecError(problems[0]["msg"] + suffix, path + place) from error
 
 
 def _path_part(part: object) -> str:

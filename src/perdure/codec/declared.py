@@ -23,9 +23,9 @@ class DeclaredTypes:
     """
 
     def __init__(
-        self, declared: Sequence[type] = (), fn: Callable[..., object] | None = None
+        self, classes: Sequence[type] = (), fn: Callable[..., object] | None = None
     ) -> None:
-        self._declared = check_types(declared)
+        self._classes = check_types(classes)
         self._fn = fn
 
     def __contains__(self, cls: type) -> bool:
@@ -52,9 +52,9 @@ class DeclaredTypes:
 
     @cached_property
     def _by_name(self) -> dict[str, type]:
-        learnt = () if self._fn is None else annotations_of(self._fn)
+        annotations = () if self._fn is None else annotations_of(self._fn)
         # Declared classes last, so that they win over classes of the same name in annotations.
-        return {full_name(cls): cls for cls in _classes_in([*learnt, *self._declared])}
+        return {full_name(cls): cls for cls in _classes_in([*annotations, *self._classes])}
 
 
 def is_restorable(cls: type) -> bool:
@@ -66,13 +66,13 @@ def check_types(types: object) -> tuple[type, ...]:
     """Check for an iterable of restorable classes; return it as a tuple."""
     if not isinstance(types, Iterable) or isinstance(types, str):
         raise InvalidArgument("types", types, "a list of classes")
-    declared = tuple(types)
-    for cls in declared:
+    classes = tuple(types)
+    for cls in classes:
         if not isinstance(cls, type) or not is_restorable(cls):
             expected = "classes with fields (dataclasses, models, named tuples …) or enums"
             hint = "Exceptions are declared with errors=" if _is_exception(cls) else ""
             raise InvalidArgument("types", cls, expected, hint)
-    return declared
+    return classes
 
 
 def _is_exception(cls: object) -> bool:
@@ -81,18 +81,18 @@ def _is_exception(cls: object) -> bool:
 
 def _classes_in(annotations: Iterable[Any]) -> Iterable[type]:
     """Yield the classes that annotations name, and the classes of their fields."""
-    found: dict[type, None] = {}
+    classes: dict[type, None] = {}
     pending = [*annotations]
     for annotation in pending:
         meaning = strip_annotation(annotation)
         pending += get_args(meaning)
         cls = get_origin(meaning) or meaning
-        if not isinstance(cls, type) or cls in found or not is_restorable(cls):
+        if not isinstance(cls, type) or cls in classes or not is_restorable(cls):
             continue
-        found[cls] = None
+        classes[cls] = None
         info = class_info(cls)
         pending += (hints_of(cls) if info is None else info.types).values()
-    return found
+    return classes
 
 
 NO_TYPES = DeclaredTypes()

@@ -98,11 +98,11 @@ def cause_of(
     `room` is the maximum length of its traceback.
     """
     links = [error]
-    visited = {id(error)}
-    while (cause := links[-1].__cause__) is not None and id(cause) not in visited:
+    visited_ids = {id(error)}
+    while (cause := links[-1].__cause__) is not None and id(cause) not in visited_ids:
         if len(links) == _CHAIN_LIMIT:
             break
-        visited.add(id(cause))
+        visited_ids.add(id(cause))
         links.append(cause)
     data = _link(links.pop(), write, scope, room)
     while links:
@@ -143,22 +143,22 @@ def _link(error: BaseException, write: Write, scope: ErrorScope, room: int) -> E
 
 def _write_state(error: BaseException, link: ErrorCause, write: Write) -> None:
     arguments, attributes = _state(error)
-    encoded = [write(argument) for argument in arguments]
-    written = {name: write(value) for name, value in attributes.items()}
-    lost = [name for name, (_, exact) in written.items() if not exact]
-    if all(exact for _, exact in encoded):
-        link["args"] = [data for data, _ in encoded]
+    encoded_args = [write(argument) for argument in arguments]
+    encoded_attributes = {name: write(value) for name, value in attributes.items()}
+    lost_names = [name for name, (_, exact) in encoded_attributes.items() if not exact]
+    if all(exact for _, exact in encoded_args):
+        link["args"] = [data for data, _ in encoded_args]
     else:
-        lost.insert(0, "args")
-    if attrs := {name: data for name, (data, exact) in written.items() if exact}:
+        lost_names.insert(0, "args")
+    if attrs := {name: data for name, (data, exact) in encoded_attributes.items() if exact}:
         link["attrs"] = attrs
-    if lost:
-        link["lost"] = lost
+    if lost_names:
+        link["lost"] = lost_names
 
 
 def _stack(error: BaseException) -> str:
-    recorded = recorded_cause(error)
-    if recorded is not None and type(stack := recorded.get("stack")) is str:
+    cause = recorded_cause(error)
+    if cause is not None and type(stack := cause.get("stack")) is str:
         return stack
     try:
         lines = traceback.format_exception(error, chain=error.__cause__ is None)
@@ -220,15 +220,15 @@ def _is_settable(name: object) -> bool:
 def thrown_of(value: object, write: Write) -> ThrownCause:
     """Encode a failure that is not an exception."""
     text = _TEXT.get(value, "") if value is None or type(value) is bool else safe_text(value)
-    thrown = ThrownCause(
+    cause = ThrownCause(
         type="thrown", originalType=_foreign_name(value), stringRepresentation=text[:TEXT_LIMIT]
     )
     if len(text) > TEXT_LIMIT:
-        thrown["truncated"] = True
+        cause["truncated"] = True
     data, _ = write(value)
     if data is not None or value is None:
-        thrown["value"] = data
-    return thrown
+        cause["value"] = data
+    return cause
 
 
 _TEXT = {None: "null", True: "true", False: "false"}
@@ -246,19 +246,19 @@ _FOREIGN_NAMES: dict[type, str] = {
 
 
 def _foreign_name(value: object) -> str:
-    named = (name for kind, name in _FOREIGN_NAMES.items() if kind is type(value))
-    return next(named, class_name(type(value)))
+    names = (name for kind, name in _FOREIGN_NAMES.items() if kind is type(value))
+    return next(names, class_name(type(value)))
 
 
-def restore(cause: Any, scope: ErrorScope, read: Read) -> object:
+def restore(cause: Any, scope: ErrorScope, read_value: Read) -> object:
     """Restore the exception, or the thrown value, of a stored cause."""
     kind = _field(cause, "type")
     if kind == "error":
-        return _restore_error(cause, scope, read)
+        return _restore_error(cause, scope, read_value)
     if kind != "thrown":
         raise CodecError(f"unknown type of cause {kind!r}", "cause.type")
     if "value" in cause:
-        return read(cause["value"])
+        return read_value(cause["value"])
     # For JavaScript's undefined, the string only describes the value.
     return (
         None if cause.get("originalType") == "undefined" else _field(cause, "stringRepresentation")
@@ -272,10 +272,10 @@ def _field(cause: Any, name: str) -> str:
     return value
 
 
-def _restore_error(cause: Any, scope: ErrorScope, read: Read) -> BaseException:
+def _restore_error(cause: Any, scope: ErrorScope, read_value: Read) -> BaseException:
     name, message = _field(cause, "name"), _field(cause, "message")
     cls = _class_of(cause, name, scope)
-    error = None if cls is None else _restore_class(cls, cause, message, scope, read)
+    error = None if cls is None else _restore_class(cls, cause, message, scope, read_value)
     if error is None:
         stack = cause.get("stack")
         error = StepError(name, message, stack if type(stack) is str else "")
@@ -283,7 +283,7 @@ def _restore_error(cause: Any, scope: ErrorScope, read: Read) -> BaseException:
     for note in notes if type(notes) is list else ():
         error.add_note(str(note))
     if cause.get("cause") is not None:
-        error.__cause__ = _as_exception(restore(cause["cause"], scope, read))
+        error.__cause__ = _as_exception(restore(cause["cause"], scope, read_value))
     elif cause.get("suppressContext") is True:
         error.__suppress_context__ = True
     object.__setattr__(error, _RECORDED, cause)
@@ -303,16 +303,16 @@ def _as_exception(cause: object) -> BaseException | None:
 
 
 def _restore_class(
-    cls: ErrorClass, cause: Any, message: str, scope: ErrorScope, read: Read
+    cls: ErrorClass, cause: Any, message: str, scope: ErrorScope, read_value: Read
 ) -> BaseException | None:
     """Create an instance without running `__init__`, or return `None` if that fails."""
     arguments, attributes = cause.get("args"), cause.get("attrs", {})
     if (type(arguments) is not list and arguments is not None) or type(attributes) is not dict:
         raise CodecError("args or attrs of the cause are malformed", "cause")
-    args = None if arguments is None else [read(argument) for argument in arguments]
+    args = None if arguments is None else [read_value(argument) for argument in arguments]
     if "members" in cause:
-        args = [*(args or [message]), _restore_members(cause["members"], scope, read)]
-    values = {name: read(value) for name, value in attributes.items() if _is_settable(name)}
+        args = [*(args or [message]), _restore_members(cause["members"], scope, read_value)]
+    values = {name: read_value(value) for name, value in attributes.items() if _is_settable(name)}
     try:
         error = _create(cls, args, message, values)
     except Exception:  # noqa: BLE001 - setting an attribute may run the user's code
@@ -322,10 +322,10 @@ def _restore_class(
     return error if is_whole else None
 
 
-def _restore_members(members: Any, scope: ErrorScope, read: Read) -> list[BaseException]:
+def _restore_members(members: Any, scope: ErrorScope, read_value: Read) -> list[BaseException]:
     if type(members) is not list:
         raise CodecError("members of the cause are malformed", "cause.members")
-    return [_restore_error(member, scope, read) for member in members]
+    return [_restore_error(member, scope, read_value) for member in members]
 
 
 def _create(

@@ -71,42 +71,46 @@ def name_of(cls: type) -> str:
 class ErrorScope:
     """Declared exception classes, and the functions whose modules and closures are searched."""
 
-    __slots__ = ("_declared", "_functions")
+    __slots__ = ("_classes", "_functions")
 
     def __init__(
-        self, declared: Sequence[ErrorClass] = (), functions: Sequence[object] = ()
+        self, classes: Sequence[ErrorClass] = (), functions: Sequence[object] = ()
     ) -> None:
-        self._declared = declared
+        self._classes = classes
         self._functions = functions
 
-    def inside(self, declared: Sequence[ErrorClass], *functions: object) -> "ErrorScope":
+    def inside(self, classes: Sequence[ErrorClass], *functions: object) -> "ErrorScope":
         """Return the scope of a call, whose own declarations and functions come first."""
-        return ErrorScope((*declared, *self._declared), (*functions, *self._functions))
+        return ErrorScope((*classes, *self._classes), (*functions, *self._functions))
 
     def contains(self, cls: ErrorClass) -> bool:
         """Return whether exactly this class is declared or bound here, not another of its name."""
-        is_declared = any(each is cls for each in self._declared)
-        return is_declared or self._bound(full_name(cls)) is cls
+        is_declared = any(each is cls for each in self._classes)
+        return is_declared or self._find_bound(full_name(cls)) is cls
 
     def find(self, full: str) -> ErrorClass | None:
         """Return the class with this full name, or else the only class with this short name.
 
         So a class is still found after it was moved to another module.
         """
-        declared = (cls for cls in self._declared if full_name(cls) == full)
-        return next(declared, None) or self._bound(full) or self._moved(full.rpartition(".")[2])
+        matching = (cls for cls in self._classes if full_name(cls) == full)
+        return (
+            next(matching, None)
+            or self._find_bound(full)
+            or self._find_moved(full.rpartition(".")[2])
+        )
 
     def find_declared(self, name: str) -> ErrorClass | None:
         """Return the declared class that is stored under this name."""
-        return next((cls for cls in self._declared if name_of(cls) == name), None)
+        return next((cls for cls in self._classes if name_of(cls) == name), None)
 
-    def _bound(self, full: str) -> ErrorClass | None:
-        found = (_search(namespace, full) for namespace in self._namespaces())
-        return next((cls for cls in found if cls is not None), None)
+    def _find_bound(self, full: str) -> ErrorClass | None:
+        classes = (_search(namespace, full) for namespace in self._namespaces())
+        return next((cls for cls in classes if cls is not None), None)
 
-    def _moved(self, name: str) -> ErrorClass | None:
-        bound = (value for namespace in self._namespaces() for value in _values(namespace))
-        return _only(self._declared, name) or _only(filter(_is_safe_exception, bound), name)
+    def _find_moved(self, name: str) -> ErrorClass | None:
+        values = (value for namespace in self._namespaces() for value in _values(namespace))
+        return _only(self._classes, name) or _only(filter(_is_safe_exception, values), name)
 
     def _namespaces(self) -> Iterator[Namespace]:
         for function in self._functions:
@@ -130,7 +134,7 @@ def _unwrapped(function: object) -> FunctionType | None:
     try:
         # Bounded, because a user's `__wrapped__` may be circular.
         for _ in range(_MOST_WRAPPERS):
-            inner = _inside(function)
+            inner = _inner_function(function)
             if inner is None:
                 break
             function = inner
@@ -139,13 +143,13 @@ def _unwrapped(function: object) -> FunctionType | None:
     return function if isinstance(function, FunctionType) else None
 
 
-def _inside(function: Any) -> object:
+def _inner_function(function: Any) -> object:
     if isinstance(function, partial):
         return function.func
     if isinstance(function, MethodType):
         return function.__func__
-    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
-        return cast(object, wrapped)
+    if (inner := getattr(function, "__wrapped__", None)) is not None:
+        return cast(object, inner)
     if isinstance(function, FunctionType):
         return None
     maker = "__init__" if isinstance(function, type) else "__call__"
@@ -182,8 +186,8 @@ def _search(namespace: Namespace, full: str, holder: str = "") -> ErrorClass | N
         is_bound_module = not holder and issubclass(type(value), ModuleType)
         if name and is_below and (is_bound_module or full.startswith(f"{name}.")):
             holders.append((name, value))
-    found = (_search(_attributes(value), full, name) for name, value in holders)
-    return next((cls for cls in found if cls is not None), None)
+    classes = (_search(_attributes(value), full, name) for name, value in holders)
+    return next((cls for cls in classes if cls is not None), None)
 
 
 def _values(namespace: Namespace) -> Sequence[object]:

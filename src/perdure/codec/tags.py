@@ -157,9 +157,9 @@ def _write_zone(zone: tzinfo) -> dict[str, JSONValue]:
     # According to the protocol of tzinfo, only a zone with a fixed offset knows it without a date.
     if type(offset) is not timedelta or type(zone) is ZoneInfo:
         raise ForeignZone
-    fixed = timezone(offset)
+    fixed_zone = timezone(offset)
     name = zone.tzname(None) if type(zone) is timezone else None
-    if name is None or name == fixed.tzname(None):
+    if name is None or name == fixed_zone.tzname(None):
         return {"offset": _write_offset(offset)}
     if not is_clean(name):
         raise ForeignZone

@@ -75,7 +75,7 @@ class Writer:
         self.form = form
         self._types = types
         self.losses: list[Loss] = []
-        self.lost = 0
+        self.loss_count = 0
         self.typed = False
         self._open: set[int] = set()
         self._undeclared_count = 0
@@ -115,7 +115,7 @@ class Writer:
 
     def report(self, value: object, path: str, reason: Reason = "non-json") -> None:
         """Collect a loss: one per path, and only the first few of a value."""
-        self.lost += 1
+        self.loss_count += 1
         if len(self.losses) < _MAX_LOSSES and all(loss.path != path for loss in self.losses):
             self.losses.append(Loss(path, reason, type(value)))
 
@@ -131,8 +131,8 @@ class Writer:
         except ForeignZone:
             self.report(value, path)
             offset = value.utcoffset()
-            fixed = None if offset is None else timezone(offset)
-            return {"~" + leaf.name: leaf.write(value.replace(tzinfo=fixed))}
+            fixed_zone = None if offset is None else timezone(offset)
+            return {"~" + leaf.name: leaf.write(value.replace(tzinfo=fixed_zone))}
 
     def _list(self, value: list[object], path: str) -> JSONValue:
         return [self.write(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -210,14 +210,14 @@ class Writer:
     def _fields(self, value: object, info: ClassInfo, path: str) -> JSONValue:
         data: dict[str, JSONValue] = {}
         for name, item in info.read(value).items():
-            lost, known_losses = self.lost, len(self.losses)
+            count, known_losses = self.loss_count, len(self.losses)
             data[name] = self.write(item, _child(path, name))
             # pydantic can often serialize its own types (a URL, a secret) itself.
-            if info.model and self.lost > lost and self._form_of(value) is not Form.LOST:
-                dumped = dump_field(value, name)
-                if is_plain(dumped):
-                    data[name] = {"~dumped": dumped}
-                    self.lost = lost
+            if info.model and self.loss_count > count and self._form_of(value) is not Form.LOST:
+                plain_value = dump_field(value, name)
+                if is_plain(plain_value):
+                    data[name] = {"~dumped": plain_value}
+                    self.loss_count = count
                     del self.losses[known_losses:]
         is_escaped = VERSION in data or is_tagged(data)
         return self._classed(value, {"~": data} if is_escaped else data, path)
@@ -227,8 +227,8 @@ class Writer:
             return {"~error": [name_of(type(error)), safe_text(error)]}
 
         def write(value: object) -> tuple[JSONValue, bool]:
-            lost = self.lost
-            return self._untyped(value, f"{path}.args"), self.lost == lost
+            loss_count = self.loss_count
+            return self._untyped(value, f"{path}.args"), self.loss_count == loss_count
 
         cause = cause_of(error, write, NOWHERE)
         if not is_known(type(error)):

@@ -16,7 +16,7 @@ from perdure import codec
 from perdure.clock import isoformat
 from perdure.durable.outbox import send_messages
 from perdure.durable.session import Session
-from perdure.durable.suspension import Answer, received
+from perdure.durable.suspension import Answer, as_received
 from perdure.engine.call import Received
 from perdure.snapshot import PendingWait
 from perdure.store import NewMessage
@@ -37,8 +37,8 @@ async def conclude(
     # first.
     await send_messages(session, [NewMessage(run_id, event, payload, event) for event in events])
     inbox = {message.name: message for message in await session.read_inbox(run_id)}
-    found = (inbox.get(event) for event in events)
-    return [None if message is None else received(message) for message in found]
+    messages = (inbox.get(event) for event in events)
+    return [None if message is None else as_received(message) for message in messages]
 
 
 def unseen_act(wait: PendingWait, answer: Received) -> dict[str, Any] | None:

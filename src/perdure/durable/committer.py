@@ -48,36 +48,36 @@ QUEUES = 2
 class _Pending(Generic[Q, A]):
     """A request that waits for its reply; cancelling the caller does not withdraw it."""
 
-    __slots__ = ("answer", "error", "request", "settled", "woken")
+    __slots__ = ("answer", "error", "is_settled", "request", "wakeup")
 
     def __init__(self, request: Q, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
-        self.settled = False
+        self.is_settled = False
         self.answer: A | None = None
         self.error: BaseException | None = None
-        self.woken: asyncio.Future[None] = asyncio.Future(loop=loop)
+        self.wakeup: asyncio.Future[None] = asyncio.Future(loop=loop)
 
     def settle(self, answer: A | None, error: BaseException | None = None) -> None:
         """Store the reply or the error, and wake the caller."""
-        if self.settled:
+        if self.is_settled:
             return
-        self.settled, self.answer, self.error = True, answer, error
-        if not self.woken.done():
-            self.woken.set_result(None)
+        self.is_settled, self.answer, self.error = True, answer, error
+        if not self.wakeup.done():
+            self.wakeup.set_result(None)
 
-    async def wait(self, cancelled: bool = False) -> A:
+    async def wait(self, is_cancelled: bool = False) -> A:
         """Return the reply; a cancellation is raised as `Interrupted` once the reply is known."""
-        while not self.settled:
+        while not self.is_settled:
             try:
-                await self.woken
+                await self.wakeup
             except asyncio.CancelledError:
-                cancelled = True
-                if not self.settled:
+                is_cancelled = True
+                if not self.is_settled:
                     # The cancellation ended this future, so the reply needs a new one.
-                    self.woken = asyncio.get_running_loop().create_future()
+                    self.wakeup = asyncio.get_running_loop().create_future()
         if self.error is not None:
             raise self.error
-        if cancelled:
+        if is_cancelled:
             raise Interrupted(self.answer)
         return cast(A, self.answer)
 
@@ -125,12 +125,14 @@ class BatchQueue(Generic[Q, A]):
         Cancelling the caller does not withdraw the request. The cancellation is raised once the
         reply is known, as an `Interrupted` that contains it.
         """
+        # The usual case under load, without the coroutine of `_write_now` around it.
         if self._busy and not self._closed and len(self._queue) < self._max_waiting:
             return self._enqueue(request).wait()
         return self._write_now(request)
 
     async def _write_now(self, request: Q) -> A:
         if self._busy or self._closed:
+            # Several callers wake at once, and the first may fill the room again.
             while len(self._queue) >= self._max_waiting and not self._closed:
                 await self._wait_for_room()
             if self._closed:
@@ -147,13 +149,14 @@ class BatchQueue(Generic[Q, A]):
             # Whether it was written is unknown. The store finds out when it is sent again.
             pending = self._enqueue(request, first=True)
             self._flush_next()
-            return await pending.wait(cancelled=isinstance(error, asyncio.CancelledError))
+            return await pending.wait(is_cancelled=isinstance(error, asyncio.CancelledError))
         except Exception as error:  # noqa: BLE001  # raised to the caller
             self._flush_next()
             failure = _as_store_error(error)
             raise failure from failure.__cause__
         finally:
             POSITION.reset(token)
+        # Without a call for a lone run, which finds the queue empty after each step.
         if self._queue or self._idle is not None:
             self._flush_next()
         else:
@@ -186,15 +189,15 @@ class BatchQueue(Generic[Q, A]):
         """Call the observers with the duration in seconds of each write from now on."""
         send, clock = self._send, self._clock
 
-        async def timed(requests: Sequence[Q]) -> Sequence[A]:
-            begun = clock.monotonic()
+        async def timed_send(requests: Sequence[Q]) -> Sequence[A]:
+            start = clock.monotonic()
             try:
                 return await send(requests)
             finally:
                 for observe in observers:
-                    observe(clock.monotonic() - begun)
+                    observe(clock.monotonic() - start)
 
-        self._send = timed
+        self._send = timed_send
 
     def __len__(self) -> int:
         """Return the number of requests that wait for the next write."""

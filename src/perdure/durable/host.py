@@ -110,6 +110,7 @@ class RunHost(calls.RunHost, ABC):
         self._leaves_memory = suspend_after is not None
         if suspend_after is not None:
             self.suspend_after = suspend_after
+        # An earlier activation consumed these events, so they are no longer in the inbox.
         for key in self.history.unclaimed:
             self.give_back(key)
 
@@ -128,9 +129,9 @@ class RunHost(calls.RunHost, ABC):
         return self._suspension
 
     @property
-    def suspended(self) -> list[PendingWait] | None:
+    def suspended_waits(self) -> list[PendingWait] | None:
         """The waits with which the run was suspended, or `None` if it was not."""
-        return None if self._suspension is None else self._suspension.suspended
+        return None if self._suspension is None else self._suspension.suspended_waits
 
     @property
     @abstractmethod
@@ -174,6 +175,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
         """Answer a wait on behalf of the run, unless it was already answered; return the answer."""
+        # In a separate task: a cancelled caller must know which message was first.
         return await finish(detached(self._conclude(wait, outcome)))
 
     async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
@@ -190,7 +192,7 @@ class RunHost(calls.RunHost, ABC):
 
     def _lose_permit(self, cost: Cost) -> None:
         """Stop the run, because another process may use the permit; it can be claimed at once."""
-        self.break_off(PermitLost(self.id, cost.limit.name))
+        self.stop(PermitLost(self.id, cost.limit.name))
 
     async def halt(self, key: str) -> None:
         """Stop the calling branch until the run has been suspended and resumed."""
@@ -209,6 +211,7 @@ class RunHost(calls.RunHost, ABC):
         call_in(self.session.loop, lambda: self._report(report))
 
     def _report(self, report: Mapping[str, Any]) -> None:
+        # A thread may report after the run has ended here, when another process may own it.
         if self._execution is None or not self._execution.live:
             return
         self.history.set_metadata("report", report)
@@ -236,7 +239,7 @@ class RunHost(calls.RunHost, ABC):
         self._execution = self._suspension = self._reports = None
         self.replay = self.on_message = self.outbox = self.around = None
 
-    def renewed(self, lease: Lease) -> None:
+    def update_lease(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and check for messages that have arrived."""
         self.lease = lease
         if lease.has_messages:
@@ -259,10 +262,10 @@ class RunHost(calls.RunHost, ABC):
         if self._execution is not None:
             self.suspension.pause()
 
-    def break_off(self, error: Exception) -> None:
+    def stop(self, error: Exception) -> None:
         """Make every step raise `error` from now on."""
         if self._execution is not None:
-            self._execution.break_off(error)
+            self._execution.stop(error)
 
     async def deliver_rest(self) -> None:
         """Deliver everything in the outbox of the stored run."""
@@ -273,7 +276,7 @@ class RunHost(calls.RunHost, ABC):
     def lose(self) -> None:
         """Stop the run, because another process owns it."""
         self.session.drop(self)
-        self.break_off(LeaseLost(self.id))
+        self.stop(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
         """Release the lease; the run can be claimed at once, or at `wake_at`."""
@@ -294,7 +297,7 @@ class RunHost(calls.RunHost, ABC):
             block["rollback"] = self.history.rollback
         return cast(ExecutionBlock, block)
 
-    def running(self) -> ExecutionBlock:
+    def running_block(self) -> ExecutionBlock:
         """Return the `execution` of a run that continues, with its waits."""
         waits = list(self.history.waits.values())
         return self.block(pending=waits) if waits else self.block()

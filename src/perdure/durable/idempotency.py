@@ -26,12 +26,12 @@ async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
     async with request.session() as session:
         while (other := session.keys.get(key)) is not None:
             await other.wait()
-        done = session.keys[key] = asyncio.Event()
+        key_freed = session.keys[key] = asyncio.Event()
         try:
             return await _run_in(session, request, key)
         finally:
             del session.keys[key]
-            done.set()
+            key_freed.set()
 
 
 async def _run_in(session: Session, request: Request, key: str) -> Result[Any, Any]:
@@ -42,8 +42,8 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
     }
     record = replace(request, id=f"idem:{key}", metadata=metadata, shared=False)
     with store_errors(request.store, f"load the record of idempotency key {key!r}"):
-        stored = await request.store.load(record.id)
-    if stored is not None and (result := _result_for(record, key, stored)) is not None:
+        snapshot = await request.store.load(record.id)
+    if snapshot is not None and (result := _result_for(record, key, snapshot)) is not None:
         return result
     grant = None
     if can_lease(request.store):
@@ -51,15 +51,15 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
         if isinstance(answer, Refusal):
             raise already_running(answer, request.id)
         grant = answer
-        stored = None if grant.created else grant.snapshot
-    history = History(record.id, stored)
+        snapshot = None if grant.created else grant.snapshot
+    history = History(record.id, snapshot)
     history.metadata.update(metadata)
     host = open_host(session, record.id, history, grant)
     await save_first(host)
     session.hold(host)
     try:
-        if stored is not None and (result := _result_for(record, key, stored)) is not None:
-            await host.settle(stored["execution"], Rest("completed"))
+        if snapshot is not None and (result := _result_for(record, key, snapshot)) is not None:
+            await host.settle(snapshot["execution"], Rest("completed"))
             return result
     except IdempotencyConflict:
         await log_failure(host.release())
@@ -74,10 +74,10 @@ async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
         # again.
         result = await run_once(replace(request, keep=True))
     except BaseException:
-        await _free(host)
+        await _free_key(host)
         raise
     if not result.ok:
-        await _free(host)
+        await _free_key(host)
         return result
     try:
         outcome = describe_outcome(host, result, request.fn, request.program.types)
@@ -91,16 +91,16 @@ async def _run_and_record(host: RunHost, request: Request) -> Result[Any, Any]:
     return result
 
 
-async def _free(host: RunHost) -> None:
+async def _free_key(host: RunHost) -> None:
     await log_failure(host.settle(host.block(), Rest("running", delete=True)))
 
 
-def _result_for(record: Request, key: str, stored: Snapshot) -> Result[Any, Any] | None:
-    stored_input = (stored.get("metadata") or {}).get("input")
-    requested = record.metadata["input"]
-    if stored_input is not None and requested is not None and stored_input != requested:
+def _result_for(record: Request, key: str, snapshot: Snapshot) -> Result[Any, Any] | None:
+    stored_input = (snapshot.get("metadata") or {}).get("input")
+    new_input = record.metadata["input"]
+    if stored_input is not None and new_input is not None and stored_input != new_input:
         raise IdempotencyConflict(key)
-    return record.result_in(stored)
+    return record.result_in(snapshot)
 
 
 async def _delete(request: Request) -> None:

@@ -38,7 +38,7 @@ def steps_in_flight(run: Execution) -> list[StepInFlight]:
 
 
 def _describe(run: Execution, call: StepCall) -> StepInFlight:
-    since = run.clock.now() - timedelta(seconds=run.clock.monotonic() - call.started)
+    since = run.clock.now() - timedelta(seconds=run.clock.monotonic() - call.started_at)
     wait, next_attempt_at = run.history.waits.get(call.wait_id()), None
     if wait is not None and wait["kind"] == "retry" and "wakeAt" in wait:
         next_attempt_at = parse_iso(wait["wakeAt"])

@@ -24,18 +24,18 @@ class Inbox:
 
     def __init__(
         self,
-        read: Callable[[], Awaitable[list[Message]]],
+        read_messages: Callable[[], Awaitable[list[Message]]],
         clock: Clock,
         messages: list[Message],
         checked_at: datetime,
     ) -> None:
-        self._read = read
+        self._read_messages = read_messages
         self._clock = clock
         self._messages = messages
         self._checked_at = checked_at
         self._last_read = 0
-        self._handed_out: set[str] = set()
-        self._local: set[str] = set()
+        self._handed_out_ids: set[str] = set()
+        self._local_ids: set[str] = set()
         self.reads = 0
         self.is_stale = False
 
@@ -46,36 +46,37 @@ class Inbox:
     def hand_out(self, message: Message) -> None:
         """Reserve a message for the wait that receives it."""
         self._messages.remove(message)
-        self._handed_out.add(message.id)
+        self._handed_out_ids.add(message.id)
 
     def put_back(self, message: Message) -> None:
         """Make the message of an abandoned wait available again, in its original position."""
-        self._handed_out.discard(message.id)
+        self._handed_out_ids.discard(message.id)
         insort(self._messages, message, key=self._order)
 
     def _order(self, message: Message) -> tuple[bool, datetime]:
         # Local messages were already received once, so they are older than all others.
-        return message.id not in self._local, message.sent_at
+        return message.id not in self._local_ids, message.sent_at
 
     def add_local(self, message: Message) -> None:
         """Add a message that is not in the store's inbox."""
-        self._local.add(message.id)
+        self._local_ids.add(message.id)
         self.put_back(message)
 
     async def refresh(self) -> None:
         """Read the store's inbox; if the store is unavailable, keep the known messages."""
         self.reads += 1
-        reading, began = self.reads, self._clock.now()
+        number, start = self.reads, self._clock.now()
         try:
-            messages = await self._read()
+            messages = await self._read_messages()
         except StoreUnavailable as error:
-            logger.warning("the inbox cannot be read (%s); trying again", error)
+            logger.warning("the inbox cannot be read (%s); retrying", error)
             self.is_stale = True
             return
         self.is_stale = False
-        self._messages = [message for message in self._messages if message.id in self._local]
-        self._messages += (message for message in messages if message.id not in self._handed_out)
-        self._checked_at, self._last_read = began, reading
+        self._messages = [message for message in self._messages if message.id in self._local_ids]
+        self._messages += (each for each in messages if each.id not in self._handed_out_ids)
+        # The time before the read: a message that was sent during it may be missing.
+        self._checked_at, self._last_read = start, number
 
     def known_until(self, reads: int) -> datetime:
         """Return the time up to which a wait that began after `reads` reads knows its events.

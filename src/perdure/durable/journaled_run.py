@@ -44,7 +44,7 @@ class JournaledRun(RunHost):
         self._epoch = grant.lease.epoch
         self._n = 0
         self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
-        self._closed: list[str] = []
+        self._closed_message_ids: list[str] = []
         self._append = session.committer.appender(self.id)
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
@@ -52,19 +52,20 @@ class JournaledRun(RunHost):
         return self._write(self._entry(call, record))
 
     async def _write(self, entry: Entry) -> None:
-        interrupted: Interrupted | None = None
+        interruption: Interrupted | None = None
         try:
+            # Nothing was awaited since the entry got its number, so entries are queued in order.
             verdict = await self._append(entry)
         except Interrupted as error:
-            interrupted, verdict = error, error.answer
+            interruption, verdict = error, error.answer
         if verdict is not Verdict.ACCEPTED and not _was_deleted(entry, verdict):
-            raise self._lost()
+            raise self._lose_lease()
         self.entries += 1
         if self._undelivered:
             self._deliver(entry)
         # Raised only now, because a cancelled caller must know whether the write was accepted.
-        if interrupted is not None:
-            raise interrupted
+        if interruption is not None:
+            raise interruption
 
     def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
         if record.warnings or call.replaces or self.history.has_changes:
@@ -84,7 +85,7 @@ class JournaledRun(RunHost):
             replaces=call.replaces,
             waits=history.waits.take_changes(),
             metadata=history.metadata.take_changes(),
-            outbox=self._take_items() if history.outbox.changed else _NO_ITEMS,
+            outbox=self._take_items() if history.outbox.changes else _NO_ITEMS,
             warnings=record.warnings,
         )
 
@@ -99,7 +100,7 @@ class JournaledRun(RunHost):
         if items is not None and self.outbox is not None:
             self.outbox.deliver(items)
 
-    def _lost(self) -> LeaseLost:
+    def _lose_lease(self) -> LeaseLost:
         self.lose()
         return LeaseLost(self.id)
 
@@ -107,23 +108,23 @@ class JournaledRun(RunHost):
     def is_saved(self) -> bool:
         """Whether there is nothing to append, and nothing to deliver for the previous owner."""
         return not (
-            self.history.waits.changed or self.history.outbox or self.history.outbox.changed
+            self.history.waits.changes or self.history.outbox or self.history.outbox.changes
         )
 
     async def persist(self) -> None:
         """Append waits that began or ended, and actions on other runs."""
-        if self.history.waits.changed or self.history.outbox.changed:
+        if self.history.waits.changes or self.history.outbox.changes:
             await self._write_delta(self.block())
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
         """Append the outcome of the run; the lease is kept."""
-        cancelled = await self._close_asks(())
+        is_cancelled = await self._close_asks(())
         # Otherwise open waits would remain in the snapshot beside the outcome.
         await self._write_delta({**block, "pending": []})
-        if cancelled:
+        if is_cancelled:
             raise asyncio.CancelledError
 
-    async def _close_asks(self, kept: Iterable[PendingWait]) -> bool:
+    async def _close_asks(self, kept_waits: Iterable[PendingWait]) -> bool:
         """Close the tokens of waits that the run is about to drop, for whatever reason.
 
         This comes before the write that drops the waits, so that no answer is accepted and then
@@ -133,22 +134,22 @@ class JournaledRun(RunHost):
         history = self.history
         if not history.asks:
             return False
-        awaited = {wait.get("event") for wait in kept}
-        dropped = [wait for event, wait in history.asks.items() if event not in awaited]
-        if not dropped:
+        kept_events = {wait.get("event") for wait in kept_waits}
+        dropped_waits = [wait for event, wait in history.asks.items() if event not in kept_events]
+        if not dropped_waits:
             return False
-        cancelled = False
+        is_cancelled = False
         try:
-            first = await finish(detached(conclude(self.session, self.id, dropped, CLOSED)))
-        except Interrupted as interrupted:
-            first, cancelled = interrupted.answer, True
-        for wait, answer in zip(dropped, first, strict=True):
+            first = await finish(detached(conclude(self.session, self.id, dropped_waits, CLOSED)))
+        except Interrupted as interruption:
+            first, is_cancelled = interruption.answer, True
+        for wait, answer in zip(dropped_waits, first, strict=True):
             del history.asks[wait.get("event", "")]
             if answer is not None:
-                self._closed.append(answer.message_id)
+                self._closed_message_ids.append(answer.message_id)
                 if (act := unseen_act(wait, answer)) is not None:
                     history.add_act(act)
-        return cancelled
+        return is_cancelled
 
     async def _write_delta(self, block: ExecutionBlock) -> None:
         history = self.history
@@ -175,19 +176,19 @@ class JournaledRun(RunHost):
             return entries[0]
 
         task = detached(store.transact(self.id, self._epoch, entry))
-        interrupted = False
+        is_interrupted = False
         try:
             # Once `work` has returned a record, the commit is in progress, and must not be
             # cancelled.
             verdict = await finish(task, cancel_while=lambda: not records)
         except Interrupted as error:
-            interrupted, verdict = True, error.answer
+            is_interrupted, verdict = True, error.answer
         if verdict is not Verdict.ACCEPTED:
-            raise self._lost()
+            raise self._lose_lease()
         self.entries += 1
         if self._undelivered:
             self._deliver(entries[0])
-        if interrupted:
+        if is_interrupted:
             raise Interrupted(records[0])
         return records[0]
 
@@ -199,7 +200,7 @@ class JournaledRun(RunHost):
         This and the wake time are one fenced write.
         """
         data = b""
-        cancelled = await self._close_asks(block.get("pending", ()))
+        is_cancelled = await self._close_asks(block.get("pending", ()))
         if not rest.delete:
             if self.outbox is not None:
                 # Before the snapshot is encoded, so that it does not contain delivered items.
@@ -209,22 +210,22 @@ class JournaledRun(RunHost):
                 # once.
                 rest = replace(rest, wake_at=self.clock.now())
             data = self.history.encode(block)
-            rest = self._described(rest, block, len(data))
+            rest = self._describe_rest(rest, block, len(data))
         self._n += 1
         try:
-            consumed = (*consumes, *self._closed)
-            await self._write(Entry(self.id, self._epoch, self._n, data, consumed, rest))
+            message_ids = (*consumes, *self._closed_message_ids)
+            await self._write(Entry(self.id, self._epoch, self._n, data, message_ids, rest))
         except Interrupted:
             raise asyncio.CancelledError from None
         finally:
             # Whatever the outcome of the write, this process no longer works on the run.
             self.session.drop(self)
             notify_watchers(self.session.store, self.id)
-        if cancelled:
+        if is_cancelled:
             raise asyncio.CancelledError
         return data
 
-    def _described(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
+    def _describe_rest(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
         """Add the version, tags and summary of the run to a rest."""
         metadata = self.history.metadata
         return replace(

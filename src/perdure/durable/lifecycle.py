@@ -40,9 +40,9 @@ class Program(Environment, frozen=True, kw_only=True):
     """A function to run over a run's history, and how.
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
-    `always_replay` makes it leave after every step. At the `deadline` it is broken off. `around` is
-    called around the function and its steps. Listeners are told how it ends if it is the run's
-    function; otherwise `function` is the run's function.
+    `always_replay` makes it leave after every step. At the `deadline` it is stopped. `around` is
+    called around the function and its steps. Listeners are told how it ends if `is_function`;
+    otherwise `body` is something else, such as a rollback, and `function` is the run's function.
     """
 
     body: Body
@@ -92,14 +92,14 @@ async def rewrite(host: RunHost, *, wake_at: datetime | None = None) -> None:
     A journal can only add: records that a retry or a migration removed would be back after a crash.
     If this process dies before it leases the run again, a worker finds the run at `wake_at`.
     """
-    await host.settle(host.running(), Rest("running", wake_at))
+    await host.settle(host.running_block(), Rest("running", wake_at))
 
 
 async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | None:
     """Run the function until it ends, and return its result.
 
-    Return `None` if the run was suspended or broken off: `host.suspended` has the waits,
-    `host.execution.broken` the reason. If the caller is cancelled, the run is released.
+    Return `None` if the run was suspended or stopped: `host.suspended_waits` has the waits,
+    `host.execution.stopped_by` the reason. If the caller is cancelled, the run is released.
     """
     execution = Execution(
         workflow=host.history.name,
@@ -114,18 +114,21 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     if not host.is_saved:
         await save_first(host)
     with outside_runs():
+        # The context is copied before the function can change it: a replay begins as the run did.
         host.replay = partial(_learn_undos, host, program, copy_context())
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
+    # A separate task, so that a cancellation of the caller does not reach the function before the
+    # run is stopped.
     task = detached(run_function(execution, body, announce=program.is_function))
     try:
-        await _ended(task)
+        await _end_of(task)
     except asyncio.CancelledError:
-        # Broken off first, so that the function begins no further step, whatever it catches.
-        execution.break_off(Cancelled(host.id, "the task that ran it was cancelled"))
+        # Stopped first, so that the function begins no further step, whatever it catches.
+        execution.stop(Cancelled(host.id, "the task that ran it was cancelled"))
         # Ended before the lease is released, so that its steps do not run beside those of the next
         # owner.
         await cancel_and_wait([task])
@@ -135,8 +138,8 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         if timer is not None:
             timer.cancel()
         await host.close()
-    # A broken run has no result, even if the function caught the error and returned a value.
-    if execution.broken is None:
+    # A stopped run has no result, even if the function caught the error and returned a value.
+    if execution.stopped_by is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.debug("run %r unwound with %r", host.id, error)
@@ -173,37 +176,37 @@ async def _learn_undos(host: RunHost, program: Program, context: Context) -> Und
     function = program.function or program.body
     around = _around(replay, host, program)
     body: Body = lambda step: around.run(lambda: function(step))  # noqa: E731  # as above
-    learning = detached(replay.learn(body), context)
+    task = detached(replay.learn(body), context)
     try:
-        await _ended(learning)
+        await _end_of(task)
     finally:
-        # If the run is broken off in the meantime.
-        await cancel_and_wait([learning])
-    learning.result()
-    stopped_by = replay.broken
+        # The run may have been stopped in the meantime, and must not leave a replay behind.
+        await cancel_and_wait([task])
+    task.result()
+    stopped_by = replay.stopped_by
     return Undos(replay.undos, stopped_by if isinstance(stopped_by, Exception) else None)
 
 
-def _ended(task: Task) -> asyncio.Future[None]:
+def _end_of(task: Task) -> asyncio.Future[None]:
     """Return a future for the end of a task; cancelling its waiter does not cancel the task."""
-    ended: asyncio.Future[None] = task.get_loop().create_future()
-    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
-    return ended
+    end: asyncio.Future[None] = task.get_loop().create_future()
+    task.add_done_callback(lambda _: None if end.done() else end.set_result(None))
+    return end
 
 
 def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:
-    """Break the run off when its deadline passes, or at once if it has passed."""
+    """Stop the run when its deadline passes, or at once if it has passed."""
     if deadline is None:
         return None
     error = DeadlinePassed(execution.run_id, deadline)
     remaining = deadline - execution.clock.now()
     if remaining <= timedelta(0):
-        execution.break_off(error)
+        execution.stop(error)
         return None
 
     async def wait() -> None:
         await execution.clock.sleep(remaining)
-        execution.break_off(error)
+        execution.stop(error)
 
     return detached(wait())
 

@@ -24,9 +24,9 @@ Deliver: TypeAlias = Callable[[OutboxItem], Awaitable[None]]
 
 
 class Outbox:
-    """The deliveries of one run. The first failure breaks the run off, through `on_failure`."""
+    """The deliveries of one run. The first failure stops the run, through `on_failure`."""
 
-    __slots__ = ("_deliver", "_failure", "_history", "_on_failure", "_starts", "_under_way")
+    __slots__ = ("_deliver", "_deliveries", "_failure", "_history", "_on_failure", "_starts")
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Outbox:
         self._history = history
         self._deliver = deliver
         self._on_failure = on_failure
-        self._under_way: dict[str, Task] = {}
+        self._deliveries: dict[str, Task] = {}
         self._starts: list[Task] = []
         self._failure: Exception | None = None
 
@@ -45,13 +45,13 @@ class Outbox:
         """Begin to deliver items that are durable."""
         new = [(name, item) for name, item in items.items() if item is not None]
         for name, item in sorted(new, key=lambda each: _is_about_a_run(each[1])):
-            if name in self._under_way:
+            if name in self._deliveries:
                 continue
             # A run must exist before it can be cancelled or asked to report its end, so these come
             # second.
             is_second = _is_about_a_run(item)
-            earlier = tuple(self._starts) if is_second else ()
-            task = self._under_way[name] = detached(self._deliver_one(name, item, earlier))
+            starts = tuple(self._starts) if is_second else ()
+            task = self._deliveries[name] = detached(self._deliver_one(name, item, starts))
             if not is_second:
                 self._starts = [*(each for each in self._starts if not each.done()), task]
 
@@ -60,24 +60,25 @@ class Outbox:
 
         A run must not leave memory earlier: no process would deliver the rest.
         """
-        while self._under_way:
-            await asyncio.wait(tuple(self._under_way.values()))
+        while self._deliveries:
+            await asyncio.wait(tuple(self._deliveries.values()))
         if self._failure is not None:
             raise self._failure
 
-    async def _deliver_one(self, name: str, item: OutboxItem, earlier: Sequence[Task]) -> None:
+    async def _deliver_one(self, name: str, item: OutboxItem, starts: Sequence[Task]) -> None:
         try:
-            if earlier:
-                await asyncio.wait(earlier)
+            if starts:
+                await asyncio.wait(starts)
             await self._deliver(item)
-            # The next write of the run records the removal.
+            # The next write of the run records the removal. If the process dies first, the next
+            # owner delivers the item again, which has no effect.
             self._history.outbox.remove(name)
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
             # The item stays in the outbox, so that the next owner delivers it.
             self._failure = self._failure or error
             self._on_failure(error)
         finally:
-            del self._under_way[name]
+            del self._deliveries[name]
 
 
 def _is_about_a_run(item: OutboxItem) -> bool:
@@ -87,9 +88,9 @@ def _is_about_a_run(item: OutboxItem) -> bool:
 
 async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:
     """Create runs for workers; return `False` for each that already existed."""
-    created = await asyncio.gather(*map(session.committer.enqueue, runs))
+    answers = await asyncio.gather(*map(session.committer.enqueue, runs))
     wake_workers(session.store)
-    return created
+    return answers
 
 
 async def send_messages(session: Session, messages: Sequence[NewMessage]) -> list[Receipt]:

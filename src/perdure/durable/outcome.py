@@ -28,10 +28,11 @@ def describe_outcome(
     """Return the outcome of a run. If its output cannot be recorded, the run has failed."""
     if isinstance(result, Ok):
         try:
-            return _completed(host, result.value, fn, types)
+            return _describe_completed(host, result.value, fn, types)
         except CodecError as error:
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     run = host.execution
+    # An exception that was raised is recorded differently from a returned `Err` with that error.
     failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
     record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
     facts = {"sagas": sagas} if (sagas := run.sagas_that_ended_it()) else {}
@@ -40,17 +41,17 @@ def describe_outcome(
 
 
 def failed_block(
-    host: RunHost, error: object, failed: Sequence[str] = (), **facts: Any
+    host: RunHost, error: object, failed_keys: Sequence[str] = (), **facts: Any
 ) -> ExecutionBlock:
     """Return the `execution` of a run that failed with the record `error`."""
     now = host.block()["lastUpdated"]
-    return host.block("failed", completedAt=now, error=error, failed=list(failed), **facts)
+    return host.block("failed", completedAt=now, error=error, failed=list(failed_keys), **facts)
 
 
-def _completed(
+def _describe_completed(
     host: RunHost, value: object, fn: Callable[..., Any], types: codec.DeclaredTypes
 ) -> Outcome:
-    data, visible, typed, losses = codec.prepare(
+    data, visible, is_typed, losses = codec.prepare(
         value, lambda: codec.return_type(fn), "output", types
     )
     for loss in losses:
@@ -58,7 +59,7 @@ def _completed(
             "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason
         )
     facts: dict[str, Any] = {"output": data}
-    if typed:
+    if is_typed:
         facts["outputTyped"] = True
     block = host.block("completed", **facts)
     block["completedAt"] = block["lastUpdated"]
@@ -87,12 +88,12 @@ def failures_to_retry(snapshot: Snapshot) -> list[str]:
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]
-    failed = {key: record for key, record in steps.items() if not record["ok"]}
+    failures = {key: record for key, record in steps.items() if not record["ok"]}
     if block["status"] != "failed":
-        return [key for key, record in failed.items() if "at" not in record]
+        return [key for key, record in failures.items() if "at" not in record]
     if (ended_by := block.get("failed")) is None:
-        return list(failed)
-    keys = [key for key in ended_by if key in failed]
+        return list(failures)
+    keys = [key for key in ended_by if key in failures]
     for key in keys:
-        keys += (cause for cause in failed[key].get("failures", ()) if cause not in keys)
+        keys += (cause for cause in failures[key].get("failures", ()) if cause not in keys)
     return keys

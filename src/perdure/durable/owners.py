@@ -42,8 +42,8 @@ def new_owner(random: Random) -> str:
 
 def is_gone(owner: str) -> bool:
     """Return whether the process that has this owner id certainly no longer exists."""
-    process, here = process_of(owner), _this_process(os.getpid())
-    if process is None or not all(process) or process[:3] != here[:3]:
+    process, this_process = process_of(owner), _this_process(os.getpid())
+    if process is None or not all(process) or process[:3] != this_process[:3]:
         return False
     if not process.pid.isdecimal():
         return False

@@ -99,7 +99,7 @@ class Permit:
         self.holds: set[Hold] = set()
         self.is_lost = self.is_spent = False
 
-    def renewed(self, lease: Lease) -> None:
+    def update_lease(self, lease: Lease) -> None:
         """Continue with the lease's new expiry."""
         self.lease = lease
 
@@ -141,6 +141,7 @@ class Pool:
     def change(self, limit: PermitLimit) -> None:
         """Continue with another number of units; units in use are not affected."""
         self.limit = limit
+        # The permits that a higher number adds may not exist yet.
         self.created_at, self.look_at = None, 0.0
         for permit in tuple(self._open.values()):
             if not limit.units_of(permit.id):
@@ -168,12 +169,12 @@ class Pool:
         while units:
             # The longest-free permit: those that have just become free are kept for the next round.
             permit = next(iter(self._open.values()))
-            taken = min(units, permit.free)
-            self._take(permit, taken)
-            units -= taken
+            share = min(units, permit.free)
+            self._take(permit, share)
+            units -= share
             if self.limit.per is None:
                 permit.holds.add(hold)
-                hold.parts.append((permit, taken))
+                hold.parts.append((permit, share))
             elif not permit.is_spent:
                 permit.is_spent = True
                 self._expiries.append(permit.expires)
@@ -188,6 +189,7 @@ class Pool:
     def give_back(self, permit: Permit, units: int) -> None:
         """Make units free again."""
         permit.free += units
+        # Another process may have claimed it, so its units are no longer ours to use.
         if permit.is_lost:
             return
         if self.limit.units_of(permit.id):
@@ -216,16 +218,16 @@ class Pool:
             # The store's period may end a little later, so repeat a claim that is too early soon.
             self._pause = 0.0
 
-    def take_idle(self, kept: Collection[Permit] = ()) -> list[Permit]:
-        """Remove and return the permits that are completely unused, except those in `kept`."""
+    def take_idle(self, keep: Collection[Permit] = ()) -> list[Permit]:
+        """Remove and return the permits that are completely unused, except those in `keep`."""
         permits = self._open.values()
         idle = [each for each in permits if each.free == each.units and not each.is_spent]
-        returned = [permit for permit in idle if permit not in kept]
-        for permit in returned:
+        unused = [permit for permit in idle if permit not in keep]
+        for permit in unused:
             self.remove(permit)
-        return returned
+        return unused
 
-    def answered(self, is_short: bool, now: float) -> None:
+    def note_answer(self, is_short: bool, now: float) -> None:
         """Note whether a claim found fewer permits than requested."""
         if not is_short:
             self._pause = self.look_at = 0.0
@@ -265,6 +267,7 @@ class Permits:
             limit = PermitLimit(limit.name, n, limit.per)
         pool = self._pools.get(limit.name)
         if pool is None:
+            # Every key of a queue has a pool, and keys may be as many as customers.
             if len(self._pools) >= _MOST_POOLS:
                 self._pools = {name: each for name, each in self._pools.items() if each.is_used}
             pool = self._pools[limit.name] = Pool(limit)
@@ -277,30 +280,30 @@ class Permits:
         names = (f"queue:{queue}", f"rate:{queue}")
         return [self._pools[name] for name in names if name in self._pools]
 
-    async def claim(self, wanted: Mapping[Pool, int]) -> None:
+    async def claim(self, units_by_pool: Mapping[Pool, int]) -> None:
         """Claim permits so that each pool has the wanted free units, as far as possible."""
         now = self.clock.monotonic()
-        for pool in wanted:
+        for pool in units_by_pool:
             pool.expire(now)
-        await self._create([pool for pool in wanted if self._is_to_create(pool, now)])
+        await self._create([pool for pool in units_by_pool if self._is_to_create(pool, now)])
         by_ttl: defaultdict[timedelta, dict[Pool, int]] = defaultdict(dict)
-        for pool, units in wanted.items():
+        for pool, units in units_by_pool.items():
             if (missing := pool.missing(units)) and pool.look_at <= now:
                 by_ttl[pool.limit.per or self._ttl][pool] = missing
         for ttl, missing_by_pool in by_ttl.items():
             await self._claim(ttl, missing_by_pool)
 
     async def _claim(self, ttl: timedelta, missing: Mapping[Pool, int]) -> None:
-        asked = {pool.limit.queue: number for pool, number in missing.items()}
+        numbers = {pool.limit.queue: number for pool, number in missing.items()}
         pools = {pool.limit.queue: pool for pool in missing}
         # The time before the call: the store counts from a later time, and a permit that is used
         # after its period would overlap with the next grant of the same permit.
         expiry = self.clock.monotonic() + ttl.total_seconds()
         grants = await self.store.claim(
-            self.owner, ttl, sum(asked.values()), drives=_DRIVES, queues=asked
+            self.owner, ttl, sum(numbers.values()), drives=_DRIVES, queues=numbers
         )
         for grant in grants:
-            asked[grant.queue] -= 1
+            numbers[grant.queue] -= 1
             pool = pools[grant.queue]
             is_rate = pool.limit.per is not None
             permit = pool.add(grant.lease, expiry if is_rate else float("inf"))
@@ -308,7 +311,7 @@ class Permits:
                 self._keeper.keep(permit)
         now = self.clock.monotonic()
         for name, pool in pools.items():
-            pool.answered(asked[name] > 0, now)
+            pool.note_answer(numbers[name] > 0, now)
 
     def _is_to_create(self, pool: Pool, now: float) -> bool:
         return pool.created_at is None or now - pool.created_at > CREATED_FOR
@@ -323,6 +326,7 @@ class Permits:
             for pool in pools
             for id in pool.limit.ids()
         )
+        # Permits that exist, even leased ones, are not changed: `enqueue` skips their ids.
         while batch := list(islice(new, _BATCH)):
             await self.store.enqueue(batch)
         for pool in pools:
@@ -351,19 +355,21 @@ class Permits:
             logger.warning("permits were not returned (%s); they will expire", error)
 
     async def _delete(self, leases: Iterable[Lease]) -> None:
-        gone = Rest("completed", delete=True)
-        entries = [Entry(lease.id, lease.epoch, 1, b"", rest=gone) for lease in leases]
+        rest = Rest("completed", delete=True)
+        entries = [Entry(lease.id, lease.epoch, 1, b"", rest=rest) for lease in leases]
         await require_journal(self.store).append(entries)
 
     async def delete_unused(self, queue: str, now: datetime) -> None:
         """Delete the permits of the queue's keys that no process has used for an hour."""
-        before = now - IDLE
+        last_use = now - IDLE
         for kind in ("queue", "rate"):
             prefix = f"~permit:{kind}:{queue}/"
-            while names := await self.store.queues(before, 100, prefix=prefix):
+            while names := await self.store.queues(last_use, 100, prefix=prefix):
                 limits = dict.fromkeys(names, MAX_PERMITS)
-                due = await self.store.due(before, _BATCH, drives=_DRIVES, queues=limits)
-                if not await self._delete_free([run.id for run in due]):
+                unused_permits = await self.store.due(
+                    last_use, _BATCH, drives=_DRIVES, queues=limits
+                )
+                if not await self._delete_free([run.id for run in unused_permits]):
                     break
 
     async def _delete_free(self, ids: Sequence[str]) -> bool:

@@ -52,9 +52,9 @@ def end_or_undo(host: RunHost, block: ExecutionBlock, rest: Rest) -> tuple[Execu
     history = host.history
     if rest.status == "completed" or history.rollback is not None:
         return block, rest
-    if not (owed := history.owed()):
+    if not (keys := history.steps_to_undo()):
         return block, rest
-    history.rollback = _mark(block, rest, len(owed), isoformat(host.clock.now()))
+    history.rollback = _mark(block, rest, len(keys), isoformat(host.clock.now()))
     # The mark is durable before any undo begins, so that from then on no owner starts another step.
     history.forget_waits()
     return host.block(state="queued"), Rest("queued", host.clock.now())
@@ -64,6 +64,7 @@ def _mark(block: ExecutionBlock, rest: Rest, steps: int, at: str) -> Rollback:
     return {
         "at": at,
         "status": "cancelled" if rest.status == "cancelled" else "failed",
+        # As JSON, as the next owner reads it.
         "error": codec.loads(codec.dumps(block.get("error"))),
         "failed": list(block.get("failed", ())),
         "sagas": list(block.get("sagas", ())),
@@ -74,14 +75,16 @@ def _mark(block: ExecutionBlock, rest: Rest, steps: int, at: str) -> Rollback:
 async def roll_back(host: RunHost, program: Program) -> Result[Failures, Any] | None:
     """Undo the steps of a run; return the errors of those that could not be undone.
 
-    Return `None` if the run was suspended or broken off, as `run_to_rest` does.
+    Return `None` if the run was suspended or stopped, as `run_to_rest` does.
     """
 
     async def undo(step: Step) -> Failures:
-        return await undo_all(host.execution, host.history.owed())
+        return await undo_all(host.execution, host.history.steps_to_undo())
 
-    undoing = replace(program, body=undo, function=program.body, deadline=None, is_function=False)
-    return await run_to_rest(host, undoing)
+    undo_program = replace(
+        program, body=undo, function=program.body, deadline=None, is_function=False
+    )
+    return await run_to_rest(host, undo_program)
 
 
 def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
@@ -91,11 +94,11 @@ def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
     """
     steps = history.steps()
     sagas = {*block.get("sagas", ()), *cancelled_at_end(steps, block.get("failed", ()))}
-    undone = [key for saga in sagas if saga in steps for key in undone_by_saga(steps[saga])]
+    undone_keys = [key for saga in sagas if saga in steps for key in undone_by_saga(steps[saga])]
     if history.rollback is not None:
-        undone += undone_outside_sagas(steps)
-    undone = [key for key in undone if key in steps]
-    return last_valid_start(steps, first_of(steps, undone)) if undone else None
+        undone_keys += undone_outside_sagas(steps)
+    undone_keys = [key for key in undone_keys if key in steps]
+    return last_valid_start(steps, first_of(steps, undone_keys)) if undone_keys else None
 
 
 def drop_from(history: History, start: str) -> tuple[list[str], bool]:
@@ -104,26 +107,28 @@ def drop_from(history: History, start: str) -> tuple[list[str], bool]:
     Return their keys, and whether the run enters its next generation because one of them had
     succeeded.
     """
-    keys, kept = list(history), set(kept_before(history.steps(), start))
-    dropped = [key for key in keys if key not in kept and not history.get(key).get("unclaimed")]
-    is_next = any(history.get(key)["ok"] for key in dropped)
+    keys, kept_keys = list(history), set(kept_before(history.steps(), start))
+    dropped_keys = [
+        key for key in keys if key not in kept_keys and not history.get(key).get("unclaimed")
+    ]
+    is_next = any(history.get(key)["ok"] for key in dropped_keys)
     if is_next:
         # A successful step will run again, so it needs a new idempotency key: the old one would
         # return the old effect.
         history.metadata["rewinds"] = rewinds_of(history.metadata) + 1
         set_generation(history.metadata, history.generation + 1)
     forget_patches(history.metadata, keys, keys.index(start))
-    history.drop(dropped)
+    history.drop(dropped_keys)
     history.forget_waits()
     history.rollback = None
-    return dropped, is_next
+    return dropped_keys, is_next
 
 
 def repeat_undos(history: History) -> list[str]:
     """Forget failed undos, so that they are tried again; return the keys of their steps."""
-    owed = history.owed()
-    history.drop(UNDO + key for key in owed)
-    return owed
+    keys = history.steps_to_undo()
+    history.drop(UNDO + key for key in keys)
+    return keys
 
 
 def rolled_back(host: RunHost, failures: Failures) -> tuple[ExecutionBlock, Rest]:

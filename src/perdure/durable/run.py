@@ -80,9 +80,9 @@ class Request(msgspec.Struct, frozen=True):
         """Return the session of the call's store; enter it to use it."""
         return borrow(self.store, self.clock, self.lease_ttl)
 
-    def result_in(self, stored: Snapshot) -> Result[Any, Any] | None:
+    def result_in(self, snapshot: Snapshot) -> Result[Any, Any] | None:
         """Return the recorded result of a completed run, or `None` if it is not completed."""
-        return recorded_result(stored, self.fn, self.program.types)
+        return recorded_result(snapshot, self.fn, self.program.types)
 
 
 async def run_when_free(
@@ -100,12 +100,12 @@ async def run_when_free(
         try:
             return await run(request)
         except AlreadyRunning as error:
-            left = end - clock.monotonic()
-            if left <= 0:
+            remaining = end - clock.monotonic()
+            if remaining <= 0:
                 raise
             if pause == FIRST_PAUSE:
                 logger.info("waiting up to %s: %s", request.wait, error)
-        await clock.sleep(min(pause, left))
+        await clock.sleep(min(pause, remaining))
         pause = min(pause * 1.5, LONGEST_PAUSE)
 
 
@@ -114,21 +114,21 @@ async def run_once(request: Request) -> Result[Any, Any]:
     async with request.session() as session:
         if is_running(request.store, request.id) and not request.shared:
             raise AlreadyRunning(request.id, "here")
-        session.running[request.id] += 1
+        session.running_ids[request.id] += 1
         try:
             return await _run_in(session, request)
         finally:
-            session.running[request.id] -= 1
-            if not session.running[request.id]:
+            session.running_ids[request.id] -= 1
+            if not session.running_ids[request.id]:
                 # A worker keeps its session as long as it runs, so no id may stay behind.
-                del session.running[request.id]
+                del session.running_ids[request.id]
 
 
 async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
     # A completed run that was kept is only read. Any other run is read with its lease.
     must_load = request.keep or not can_lease(request.store)
-    stored = await _load(request) if must_load else None
-    if stored is not None and (result := request.result_in(stored)) is not None:
+    snapshot = await _load(request) if must_load else None
+    if snapshot is not None and (result := request.result_in(snapshot)) is not None:
         return result
     grant = None
     if can_lease(request.store):
@@ -136,16 +136,16 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         if isinstance(answer, Refusal):
             return await _result_of_another(request, answer)
         grant = answer
-        stored = None if grant.created else grant.snapshot
-    if stored is not None and (result := request.result_in(stored)) is not None:
+        snapshot = None if grant.created else grant.snapshot
+    if snapshot is not None and (result := request.result_in(snapshot)) is not None:
         # The run was completed between the read and the lease.
-        host = open_host(session, request.id, History(request.id, stored), grant)
-        await host.settle(stored["execution"], Rest("completed"))
+        host = open_host(session, request.id, History(request.id, snapshot), grant)
+        await host.settle(snapshot["execution"], Rest("completed"))
         return result
-    if stored is None:
+    if snapshot is None:
         host = _begin(session, request, grant)
     else:
-        host = await _resume(session, request, grant, stored)
+        host = await _resume(session, request, grant, snapshot)
     is_undone = host.history.rollback is not None
     try:
         result = await _continue(host, request)
@@ -158,14 +158,14 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
 
 async def _load(request: Request) -> Snapshot | None:
     with store_errors(request.store, f"load run {request.id!r}"):
-        stored = await request.store.load(request.id)
-    return None if stored is None else assert_valid_snapshot(stored)
+        snapshot = await request.store.load(request.id)
+    return None if snapshot is None else assert_valid_snapshot(snapshot)
 
 
 async def _result_of_another(request: Request, refusal: Refusal) -> Result[Any, Any]:
     """Return the result of a run that another process owns, if it is completed."""
-    stored = await _load(request)
-    if stored is not None and (result := request.result_in(stored)) is not None:
+    snapshot = await _load(request)
+    if snapshot is not None and (result := request.result_in(snapshot)) is not None:
         return result
     raise already_running(refusal)
 
@@ -180,6 +180,7 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     """Lease the run, creating it if necessary."""
     metadata = {**request.metadata, "seed": request.seed}
     first = new_snapshot(request.id, now=request.clock.now(), metadata=metadata)
+    # With one owner for all of them, each of several concurrent calls takes over the lease.
     owner = f"shared:{request.id}" if request.shared else new_owner(request.program.random)
     return await session.acquire(
         LeaseRequest(
@@ -200,33 +201,35 @@ def _begin(session: Session, request: Request, grant: Grant | None) -> RunHost:
 
 
 async def _resume(
-    session: Session, request: Request, grant: Grant | None, stored: Snapshot
+    session: Session, request: Request, grant: Grant | None, snapshot: Snapshot
 ) -> RunHost:
     """Return the host of the run as this version continues it.
 
     Changes to the stored run are written before the function runs: a crash in between leaves either
     the old run or the new one.
     """
-    host = open_host(session, request.id, History(request.id, stored), grant)
+    host = open_host(session, request.id, History(request.id, snapshot), grant)
     try:
         generation = host.history.generation
-        migrated = await _at_version(request, stored)
+        migrated_snapshot = await _at_version(request, snapshot)
     except BaseException:
         await log_failure(host.release())
         raise
-    host.history = history = History(request.id, migrated)
+    host.history = history = History(request.id, migrated_snapshot)
     history.metadata.update(request.metadata)
-    if migrated is None:
+    if migrated_snapshot is None:
         history.metadata["seed"] = request.seed
     else:
         # Restored whatever a migration did, because steps must keep their idempotency keys.
         set_generation(history.metadata, generation)
-    is_retried = migrated is not None and _prepare_retry(request, history, migrated)
-    if migrated is stored and not is_retried:
+    is_retried = migrated_snapshot is not None and _prepare_retry(
+        request, history, migrated_snapshot
+    )
+    if migrated_snapshot is snapshot and not is_retried:
         return host
     # Written and leased again before the function runs: a journal can only add, so dropped records
     # would be back after a crash.
-    if migrated is None:
+    if migrated_snapshot is None:
         await host.settle(host.block(), Rest("running", delete=True))
     else:
         await rewrite(host)
@@ -258,15 +261,15 @@ def _drop_failures(request: Request, history: History, snapshot: Snapshot) -> bo
     return bool(failures) and snapshot["execution"]["status"] == "failed"
 
 
-async def _at_version(request: Request, stored: Snapshot) -> Snapshot | None:
+async def _at_version(request: Request, snapshot: Snapshot) -> Snapshot | None:
     """Return the snapshot that this version continues from; `None` to start from scratch."""
-    version = (stored.get("metadata") or {}).get("version")
+    version = (snapshot.get("metadata") or {}).get("version")
     version = version if isinstance(version, int) and not isinstance(version, bool) else 1
     if version == request.version:
-        return stored
+        return snapshot
     migration: Any = request.on_version_mismatch
     if callable(migration):
-        migration = migration(VersionGap(request.id, version, request.version, stored))
+        migration = migration(VersionGap(request.id, version, request.version, snapshot))
         if isinstance(migration, Awaitable):
             migration = await migration
     if migration == "clear":
@@ -285,8 +288,8 @@ async def _undo(session: Session, request: Request, result: Result[Any, Any]) ->
         if isinstance(answer, Refusal):
             raise already_running(answer)
         grant = answer
-    stored = await _load(request) if grant is None else grant.snapshot
-    host = open_host(session, request.id, History(request.id, stored), grant)
+    snapshot = await _load(request) if grant is None else grant.snapshot
+    host = open_host(session, request.id, History(request.id, snapshot), grant)
     try:
         return await _continue(host, request, result)
     finally:
@@ -297,13 +300,13 @@ async def _continue(
     host: RunHost, request: Request, failure: Result[Any, Any] | None = None
 ) -> Result[Any, Any]:
     is_undone = host.history.rollback is not None
-    drive = roll_back if is_undone else run_to_rest
-    result = await drive(host, request.program)
-    if (broken := host.execution.broken) is not None:
+    execute = roll_back if is_undone else run_to_rest
+    result = await execute(host, request.program)
+    if (reason := host.execution.stopped_by) is not None:
         # A record did not become durable, or the run is no longer ours: leave it as it is stored.
-        if not isinstance(broken, LeaseLost):
+        if not isinstance(reason, LeaseLost):
             await log_failure(host.release())
-        return outcome_of(broken)
+        return outcome_of(reason)
     assert result is not None, "a run of durable.run waits in memory"
     # A failed run stays, so that the next call can continue it.
     delete = result.ok and not request.keep and not is_undone

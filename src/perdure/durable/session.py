@@ -54,7 +54,7 @@ class Leased(Protocol):
     @property
     def lease(self) -> Lease | None: ...
 
-    def renewed(self, lease: Lease) -> None:
+    def update_lease(self, lease: Lease) -> None:
         """Continue with the lease's new expiry."""
         ...
 
@@ -81,9 +81,9 @@ class LeasedRun(Leased, Protocol):
 class Session:
     """What the runs of one store and event loop share.
 
-    As a context manager, it counts its users; its tasks end with the last of them. `running` counts
-    the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` are the
-    functions that wake workers.
+    As a context manager, it counts its users; its tasks end with the last of them. `running_ids`
+    counts the calls of `durable.run` by id, `keys` are the idempotency keys in use, `workers` are
+    the functions that wake workers.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -91,7 +91,7 @@ class Session:
         self.clock = clock
         self.lease_ttl = lease_ttl
         self.loop = asyncio.get_running_loop()
-        self.running: Counter[str] = Counter()
+        self.running_ids: Counter[str] = Counter()
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
@@ -105,8 +105,8 @@ class Session:
         self._signals: Signals | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._first_renewal: asyncio.TimerHandle | None = None
-        self._renewing = asyncio.Lock()
-        self._renewed = 0.0
+        self._renewal_lock = asyncio.Lock()
+        self._renewed_at = 0.0
 
     async def __aenter__(self) -> "Session":
         self._users += 1
@@ -157,6 +157,7 @@ class Session:
         answer = await self._acquire(request)
         if isinstance(answer, Refusal) and answer.reason == "owned" and is_gone(answer.owner or ""):
             logger.info("run %r is taken over: its process no longer exists", request.id)
+            # Only from this owner: another process may have taken the run over since.
             answer = await self._acquire(replace(request, instead_of=answer.owner))
         if isinstance(answer, Refusal) and answer.reason == "unreadable":
             raise StoreCorrupted(answer.error)
@@ -176,9 +177,11 @@ class Session:
             raise
         return replace(grant, inbox=tuple(messages))
 
-    async def read_inbox(self, run_id: str, known: Sequence[Message] = ()) -> list[Message]:
+    async def read_inbox(
+        self, run_id: str, known_messages: Sequence[Message] = ()
+    ) -> list[Message]:
         """Read a run's unconsumed messages, page by page, after the known ones."""
-        messages = list(known)
+        messages = list(known_messages)
         while can_inbox(self.store):
             last = messages[-1].id if messages else None
             page = await self.store.inbox(run_id, after=last, limit=INBOX_PAGE)
@@ -194,11 +197,11 @@ class Session:
                 if self._committer is not None:
                     return await self._committer.acquire(request)
                 return await finish(detached(self._acquire_alone(request)))
-            except Interrupted as interrupted:
-                if isinstance(interrupted.answer, Grant):
+            except Interrupted as interruption:
+                if isinstance(interruption.answer, Grant):
                     # The caller is gone, so no process would execute the run until the lease
                     # expires.
-                    await self._release(interrupted.answer.lease)
+                    await self._release(interruption.answer.lease)
                 raise asyncio.CancelledError from None
 
     async def _acquire_alone(self, request: LeaseRequest) -> Grant | Refusal:
@@ -221,7 +224,7 @@ class Session:
     def _start_renewer(self) -> None:
         if self._renewer is not None or self._first_renewal is not None:
             return
-        self._renewed = self.clock.monotonic()
+        self._renewed_at = self.clock.monotonic()
         # A third of the time to live, so that two renewals may fail before a lease is lost.
         pause = self.lease_ttl / 3
         if type(self.clock) is SystemClock:
@@ -267,14 +270,14 @@ class Session:
 
     def step_limits(self) -> list[PermitLimit]:
         """Return the limits that steps have used so far."""
-        return [] if self._limits is None else self._limits.known
+        return [] if self._limits is None else self._limits.used_limits
 
     def poke(self, run_id: str) -> None:
         """Make an active run check its inbox."""
         if (run := self._runs.get(run_id)) is not None:
             run.message_came()
 
-    def leased(self, run_ids: Iterable[str]) -> list[LeasedRun]:
+    def active_runs(self, run_ids: Iterable[str]) -> list[LeasedRun]:
         """Return the runs among these that are active here."""
         return [run for run_id in run_ids if (run := self._runs.get(run_id)) is not None]
 
@@ -289,9 +292,9 @@ class Session:
         The event loop may have been blocked, or the store unavailable. A worker does this before it
         looks for orphans, so as not to claim its own runs.
         """
-        overdue = self.lease_ttl.total_seconds() * 2 / 3
+        longest = self.lease_ttl.total_seconds() * 2 / 3
         is_renewing = self._runs or self._permits
-        if is_renewing and self.clock.monotonic() - self._renewed > overdue:
+        if is_renewing and self.clock.monotonic() - self._renewed_at > longest:
             await self._renew_once()
 
     async def _renew(self, pause: timedelta) -> None:
@@ -306,27 +309,29 @@ class Session:
                 logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
 
     async def _renew_once(self) -> None:
-        async with self._renewing:
-            started = self.clock.monotonic()
+        # A worker that catches up may meet the renewer: an older reply must not replace a newer
+        # lease.
+        async with self._renewal_lock:
+            start = self.clock.monotonic()
             # A copy, because runs come and go while the store replies. A run that was released in
             # the meantime is reported as lost, which no longer matters.
-            held: list[Leased] = [*self._runs.values(), *self._permits.values()]
-            leased = [(each, each.lease) for each in held if each.lease is not None]
-            renewed: Sequence[Lease | None] = ()
-            if leased:
-                with store_errors(self.store, f"renew {len(leased)} leases"):
-                    renewed = await require_lease(self.store).renew(
-                        [lease for _, lease in leased], self.lease_ttl
+            holders: list[Leased] = [*self._runs.values(), *self._permits.values()]
+            pairs = [(each, each.lease) for each in holders if each.lease is not None]
+            leases: Sequence[Lease | None] = ()
+            if pairs:
+                with store_errors(self.store, f"renew {len(pairs)} leases"):
+                    leases = await require_lease(self.store).renew(
+                        [lease for _, lease in pairs], self.lease_ttl
                     )
             # The time before the request, because leases count from when the store received it.
-            self._renewed = started
-        for (each, _), lease in zip(leased, renewed, strict=True):
+            self._renewed_at = start
+        for (each, _), lease in zip(pairs, leases, strict=True):
             if lease is None:
                 if self._permits.get(each.id) is each:
                     del self._permits[each.id]
                 each.lose()
             else:
-                each.renewed(lease)
+                each.update_lease(lease)
 
 
 def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
@@ -381,14 +386,14 @@ def notify_watchers(store: Store, run_id: str) -> None:
     # Usually there are none, and this is called for every settled run.
     if _watchers:
         loop = asyncio.get_running_loop()
-        for watched, its_loop, notify in tuple(_watchers):
-            if watched is store and its_loop is loop:
+        for watched_store, watched_loop, notify in tuple(_watchers):
+            if watched_store is store and watched_loop is loop:
                 notify(run_id)
 
 
 def is_running(store: Store, id: str) -> bool:
     """Return whether a call of `durable.run` in this event loop is running this id."""
-    return any(id in session.running for session in _sessions_of(store))
+    return any(id in session.running_ids for session in _sessions_of(store))
 
 
 def _sessions_of(store: Store) -> list[Session]:
@@ -417,16 +422,16 @@ def check_lease_ttl(lease_ttl: Duration) -> timedelta:
 class store_errors:  # noqa: N801  # a context manager, like contextlib.suppress
     """Turns exceptions of a user's own store into a `StoreError` that says what failed."""
 
-    __slots__ = ("_doing", "_store")
+    __slots__ = ("_action", "_store")
 
-    def __init__(self, store: Store, doing: str) -> None:
+    def __init__(self, store: Store, action: str) -> None:
         self._store = store
-        self._doing = doing
+        self._action = action
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, PerdureError):
-            text = f"{type(self._store).__name__} could not {self._doing}: {error}"
+            text = f"{type(self._store).__name__} could not {self._action}: {error}"
             raise StoreError(text) from error

@@ -30,7 +30,7 @@ class Signals:
         self, send: Callable[[Sequence[NewMessage]], Awaitable[Sequence[Receipt]]]
     ) -> None:
         self._write = send
-        self._waiting: deque[_Pending] = deque()
+        self._queue: deque[_Pending] = deque()
         self._is_busy = False
         self._flusher: asyncio.Task[None] | None = None
 
@@ -38,17 +38,18 @@ class Signals:
         """Return the receipt of a message once it is durable."""
         if self._is_busy:
             pending = _Pending(message, asyncio.get_running_loop().create_future())
-            self._waiting.append(pending)
+            self._queue.append(pending)
             return await pending.receipt
         self._is_busy = True
         try:
             (receipt,) = await self._write([message])
             return receipt
         finally:
+            # Even if the write failed or was cancelled: others may wait in the queue.
             self._send_next()
 
     def _send_next(self) -> None:
-        if self._waiting:
+        if self._queue:
             self._flusher = detached(self._flush())
         else:
             self._is_busy = False
@@ -59,21 +60,21 @@ class Signals:
                 await self._send_batch(batch)
         except asyncio.CancelledError:
             # The event loop is about to close, so callers must not wait any longer.
-            for pending in self._waiting:
+            for pending in self._queue:
                 pending.receipt.cancel()
-            self._waiting.clear()
+            self._queue.clear()
             raise
         finally:
             self._send_next()
 
     def _next_batch(self) -> list[_Pending]:
         batch: list[_Pending] = []
-        size, waiting = 0, self._waiting
-        while waiting and len(batch) < MAX_BATCH:
-            size += len(waiting[0].message.payload)
+        size, queue = 0, self._queue
+        while queue and len(batch) < MAX_BATCH:
+            size += len(queue[0].message.payload)
             if batch and size > MAX_BATCH_BYTES:
                 break
-            pending = waiting.popleft()
+            pending = queue.popleft()
             if not pending.receipt.done():
                 batch.append(pending)
         return batch

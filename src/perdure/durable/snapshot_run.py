@@ -26,18 +26,18 @@ class SnapshotRun(RunHost):
         self, session: Session, id: str, history: History, grant: Grant | None = None
     ) -> None:
         super().__init__(session, id, history, grant)
-        self._saving = asyncio.Lock()
-        self._staged: dict[str, EncodedRecord] = {}
-        self._saved = 0
+        self._save_lock = asyncio.Lock()
+        self._staged_records: dict[str, EncodedRecord] = {}
+        self._saved_changes = 0
         self._changes = 0
 
     async def record(self, call: StepCall, record: EncodedRecord, /) -> None:
         """Save the snapshot with this record in it."""
-        self._staged[record.key] = record
+        self._staged_records[record.key] = record
         try:
             await self.persist()
         finally:
-            del self._staged[record.key]
+            del self._staged_records[record.key]
 
     @property
     def is_saved(self) -> bool:
@@ -51,18 +51,18 @@ class SnapshotRun(RunHost):
 
     async def _save_changes(self) -> None:
         self._changes += 1
-        mine = self._changes
-        async with self._saving:
-            if self._saved >= mine:
+        own_change = self._changes
+        async with self._save_lock:
+            if self._saved_changes >= own_change:
                 return
             # Not `mine`: this save includes everything that changed during the previous one.
-            upto = self._changes
-            await self._save(self.running())
-            self._saved = upto
+            included_changes = self._changes
+            await self._save(self.running_block())
+            self._saved_changes = included_changes
             self.entries += 1
 
     async def _save(self, block: ExecutionBlock) -> bytes:
-        data = self.history.encode(block, staged=tuple(self._staged.values()))
+        data = self.history.encode(block, staged_records=tuple(self._staged_records.values()))
         with store_errors(self.session.store, f"save run {self.id!r}"):
             await self.session.store.save(self.id, codec.loads(data))
         return data

@@ -29,17 +29,17 @@ async def delete_states(
     gate = asyncio.Semaphore(check_int(concurrency, "concurrency"))
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise InvalidArgument("ids", ids, "a list of run ids")
-    failed: dict[str, Exception] = {}
+    errors: dict[str, Exception] = {}
 
     async def delete(id: str) -> None:
         async with gate:
             try:
                 await store.delete(check_id(id))
             except Exception as error:  # noqa: BLE001  # returned to the caller
-                failed[id] = error
+                errors[id] = error
 
     await asyncio.gather(*(delete(id) for id in ids))
-    return failed
+    return errors
 
 
 async def list_pending(store: Store, /, *, prefix: str = "", limit: int = 100) -> list[RunSummary]:

@@ -29,7 +29,7 @@ class _Line:
         self.pool = pool = permits.pool(limit)
         self._permits = permits
         self._clock = permits.clock
-        self._waiting: deque[_Waiter] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._freed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         pool.on_free = self._on_free
@@ -40,7 +40,7 @@ class _Line:
         hold.on_lost = on_lost
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(units, hold, answer)
-        self._waiting.append(waiter)
+        self._waiters.append(waiter)
         self._work()
         try:
             await answer
@@ -68,7 +68,7 @@ class _Line:
                 self._fail(error)
             # What is left is too little for the first in line, and another process may need it.
             await self._permits.return_idle([self.pool])
-            if self._waiting:
+            if self._waiters:
                 await self._pause()
             elif not self._freed.is_set():
                 return
@@ -77,12 +77,12 @@ class _Line:
         self._drop_cancelled()
         # An operator may have changed the limit.
         self._permits.pool(self.limit)
-        if self._waiting:
-            wanted = sum(waiter.units for waiter in self._waiting)
-            await self._permits.claim({self.pool: min(wanted, self.pool.limit.n)})
+        if self._waiters:
+            units = sum(waiter.units for waiter in self._waiters)
+            await self._permits.claim({self.pool: min(units, self.pool.limit.n)})
         self._drop_cancelled()
-        while self._waiting and self._cost(self._waiting[0]) <= self.pool.free:
-            waiter = self._waiting.popleft()
+        while self._waiters and self._cost(self._waiters[0]) <= self.pool.free:
+            waiter = self._waiters.popleft()
             self.pool.take(self._cost(waiter), waiter.hold)
             waiter.answer.set_result(None)
             self._drop_cancelled()
@@ -92,14 +92,14 @@ class _Line:
         return min(waiter.units, self.pool.limit.n)
 
     def _drop_cancelled(self) -> None:
-        while self._waiting and self._waiting[0].answer.done():
-            self._waiting.popleft()
+        while self._waiters and self._waiters[0].answer.done():
+            self._waiters.popleft()
 
     def _fail(self, error: Exception) -> None:
-        for waiter in self._waiting:
+        for waiter in self._waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
-        self._waiting.clear()
+        self._waiters.clear()
 
     async def _pause(self) -> None:
         """Wait until a permit may be free, or an attempt in this process has ended."""
@@ -132,7 +132,7 @@ class StepLimits:
         return await line.wait(cost.units, on_lost)
 
     @property
-    def known(self) -> list[PermitLimit]:
+    def used_limits(self) -> list[PermitLimit]:
         """The declared limits that steps have used so far."""
         return [line.limit for line in self._lines.values()]
 

@@ -3,7 +3,7 @@
 A wait is kept here, in memory, until its time or event comes, or until the run is suspended. The
 watcher suspends the run when all of the following hold:
 
-1. it is live: neither broken off nor over;
+1. it is live: neither stopped nor over;
 2. at least one branch is parked in a wait, and the next wake time is more than `suspend_after`
    away, or the run is being paused;
 3. nothing is in flight: no step, no transaction, no record being written. A wait whose time or
@@ -79,7 +79,7 @@ class Suspension:
         suspend_after: timedelta | None,
         always_replay: bool = False,
     ) -> None:
-        self.suspended: list[PendingWait] | None = None
+        self.suspended_waits: list[PendingWait] | None = None
         self._run = execution
         self._branches = execution.branches
         self._clock = execution.clock
@@ -92,12 +92,12 @@ class Suspension:
         self._by_event: dict[str, deque[PendingBranch]] = {}
         self._order = count()
         self._unsaved_deadline = False
-        self._still: list[tuple[Task, Future | None]] = []
-        self._still_since = 0.0
+        self._last_waits: list[tuple[Task, Future | None]] = []
+        self._unchanged_since = 0.0
         self._held_since: float | None = None
-        self._said_held = False
-        self._change: asyncio.Future[None] | None = None
-        self._stale = False
+        self._is_hold_logged = False
+        self._change_event: asyncio.Future[None] | None = None
+        self._is_stale = False
         self._message_came = False
         self._poll = POLL
         self._watcher: asyncio.Task[None] | None = None
@@ -118,24 +118,24 @@ class Suspension:
     def add_message(self, message: Message) -> None:
         """Add a message that is not in the store's inbox."""
         self._inbox.add_local(message)
-        self.changed()
+        self.recheck()
 
     def look(self) -> None:
         """Check the inbox, where a message may have arrived."""
         self._message_came = True
         self._poll = POLL
-        self.changed()
+        self.recheck()
 
     def pause(self) -> None:
         """Let no step begin, and suspend the run as soon as nothing is in flight."""
         self._run.pause()
-        self.changed()
+        self.recheck()
 
-    def changed(self) -> None:
+    def recheck(self) -> None:
         """Check again, because a branch was parked, a call ended or a message arrived."""
-        self._stale = True
-        if self._change is not None and not self._change.done():
-            self._change.set_result(None)
+        self._is_stale = True
+        if self._change_event is not None and not self._change_event.done():
+            self._change_event.set_result(None)
 
     async def close(self) -> None:
         """Stop watching."""
@@ -147,11 +147,11 @@ class Suspension:
         self._add(pending)
         self._branches.park(pending.task)
         if self._watcher is None:
-            self._branches.on_change = self.changed
+            self._branches.on_change = self.recheck
             watcher = detached(self._watch())
             # An eager task may already have ended.
             self._watcher = None if watcher.done() else watcher
-        self.changed()
+        self.recheck()
         try:
             return await pending.answer
         except asyncio.CancelledError:
@@ -165,10 +165,11 @@ class Suspension:
     def _add(self, pending: PendingBranch) -> None:
         self._pending[pending.wait["id"]] = pending
         if pending.event is not None:
-            waiting = self._by_event.setdefault(pending.event, deque())
-            while waiting and not self._is_pending(waiting[0]):
-                waiting.popleft()
-            waiting.append(pending)
+            branches = self._by_event.setdefault(pending.event, deque())
+            # Without this, a loop of races would leave one cancelled wait behind per iteration.
+            while branches and not self._is_pending(branches[0]):
+                branches.popleft()
+            branches.append(pending)
         if pending.wake_at is not None:
             heappush(self._by_time, (pending.wake_at, next(self._order), pending))
             # Only long waits store their deadline: after a crash, a short wait simply takes a
@@ -182,7 +183,7 @@ class Suspension:
         message = next((each for each in self._inbox if each.name == pending.event), None)
         if message is not None:
             self._inbox.hand_out(message)
-            pending.answer.set_result(received(message))
+            pending.answer.set_result(as_received(message))
         elif pending.wake_at is not None and pending.wake_at <= self._known_until(pending):
             pending.answer.set_result(None)
         return pending.answer.done()
@@ -200,17 +201,21 @@ class Suspension:
     async def _watch(self) -> None:
         try:
             while self._pending and self._run.live:
-                self._stale = False
+                # Cleared before the check, so that a change during the check causes another one.
+                self._is_stale = False
                 if await self._can_suspend():
+                    # The lease may have been lost, or the deadline passed, during the check.
                     if self._run.live:
                         # A branch may be held before a step that sends out a token or, with
                         # `always_replay`, after the record of the answer.
                         asks, waits = self._run.open_asks, self._run.history.waits
-                        held = {id: wait for id, wait in asks.items() if id in waits}
-                        parked = {each.wait["id"]: each.wait for each in self._pending.values()}
+                        ask_waits = {id: wait for id, wait in asks.items() if id in waits}
+                        branch_waits = {
+                            each.wait["id"]: each.wait for each in self._pending.values()
+                        }
                         # Stored with the rest of the run: these waits decide when it wakes up.
-                        self.suspended = list({**held, **parked}.values())
-                        self._run.break_off(Suspended())
+                        self.suspended_waits = list({**ask_waits, **branch_waits}.values())
+                        self._run.stop(Suspended())
                     return
                 if self._unsaved_deadline:
                     # The run stays in memory for now, but after a crash the wait must not start
@@ -221,7 +226,7 @@ class Suspension:
                 await self._read_inbox()
                 self._resolve()
         except Exception as error:  # noqa: BLE001  # the run cannot continue, and raises it
-            self._run.break_off(error)
+            self._run.stop(error)
         finally:
             self._watcher = None
 
@@ -237,7 +242,7 @@ class Suspension:
         at_work = [task for task in self._unparked() if not awaits_only(task, self._branches.tasks)]
         if not at_work or (is_quiet and self._without_progress(at_work, self._suspend_after)):
             return is_quiet
-        self._note_held(at_work, self._suspend_after)
+        self._log_hold(at_work, self._suspend_after)
         return False
 
     def _may_leave(self, suspend_after: timedelta) -> bool:
@@ -248,14 +253,14 @@ class Suspension:
         is_far = wake_at is None or wake_at - self._clock.now() > suspend_after
         return is_far or self._run.pausing
 
-    def _note_held(self, at_work: list[Task], suspend_after: timedelta) -> None:
+    def _log_hold(self, at_work: list[Task], suspend_after: timedelta) -> None:
         """Log once that branches which never stop working keep a run that waits in memory."""
         now = self._clock.monotonic()
         if self._held_since is None:
             self._held_since = now
         is_long = now - self._held_since >= suspend_after.total_seconds() * _PATIENCE
-        if is_long and not self._said_held:
-            self._said_held = True
+        if is_long and not self._is_hold_logged:
+            self._is_hold_logged = True
             logger.warning(
                 "run %r waits, but stays in memory: its own code keeps working beside the wait: "
                 "%s. Do that work in a step, or pause it with step.sleep",
@@ -290,16 +295,18 @@ class Suspension:
 
     def _unparked(self) -> Iterator[Task]:
         branches = self._branches
-        return (task for task in branches.tasks if task not in branches.parked and not task.done())
+        return (
+            task for task in branches.tasks if task not in branches.parked_tasks and not task.done()
+        )
 
     def _without_progress(self, at_work: list[Task], suspend_after: timedelta) -> bool:
         """Return whether these branches have awaited the same futures for `suspend_after`."""
-        still = [(task, awaited_future(task)) for task in at_work]
-        if still != self._still:
-            self._still, self._still_since = still, self._clock.monotonic()
+        waits = [(task, awaited_future(task)) for task in at_work]
+        if waits != self._last_waits:
+            self._last_waits, self._unchanged_since = waits, self._clock.monotonic()
         if self._always_replay:
             return True
-        if self._clock.monotonic() - self._still_since < suspend_after.total_seconds():
+        if self._clock.monotonic() - self._unchanged_since < suspend_after.total_seconds():
             return False
         logger.warning(
             "run %r is suspended while its own code awaits something that perdure does not "
@@ -311,23 +318,27 @@ class Suspension:
         return True
 
     async def _wait_for_change(self) -> None:
-        if self._stale:
+        if self._is_stale:
             return
-        self._change = asyncio.get_running_loop().create_future()
+        self._change_event = asyncio.get_running_loop().create_future()
         timer = detached(_sleep(self._clock, self._pause()))
         try:
-            await asyncio.wait([self._change, timer], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._change_event, timer], return_when=asyncio.FIRST_COMPLETED)
+            # No process announces its messages to this one before the lease is renewed, so the
+            # inbox is also polled, less often the longer nothing happens.
             if timer.done():
                 self._message_came = bool(self._by_event)
                 self._poll = min(self._poll * 2, SLOWEST_POLL)
         finally:
             timer.cancel()
-            self._change = None
+            self._change_event = None
 
     def _pause(self) -> timedelta:
         wake_at = None if self._inbox.is_stale else self._next_wake()
         pause = self._poll if wake_at is None else min(wake_at - self._clock.now(), self._poll)
-        return min(pause, self._suspend_after) if self._still and self._suspend_after else pause
+        return (
+            min(pause, self._suspend_after) if self._last_waits and self._suspend_after else pause
+        )
 
     def _next_wake(self) -> datetime | None:
         while self._by_time and not self._is_pending(self._by_time[0][2]):
@@ -341,8 +352,8 @@ class Suspension:
 
     async def _read_inbox(self) -> None:
         wake_at = self._next_wake()
-        time_out = wake_at is not None and wake_at <= self._clock.now() and bool(self._by_event)
-        if not self._by_event or not (self._message_came or time_out):
+        is_overdue = wake_at is not None and wake_at <= self._clock.now() and bool(self._by_event)
+        if not self._by_event or not (self._message_came or is_overdue):
             return
         await self._inbox.refresh()
         self._message_came = self._inbox.is_stale
@@ -353,22 +364,22 @@ class Suspension:
             if (pending := self._next_for(message.name)) is not None:
                 self._inbox.hand_out(message)
                 pending.message = message
-                self._wake(pending, received(message))
-        late: list[tuple[datetime, int, PendingBranch]] = []
+                self._wake(pending, as_received(message))
+        unresolved: list[tuple[datetime, int, PendingBranch]] = []
         while (wake_at := self._next_wake()) is not None and wake_at <= self._clock.now():
             entry = heappop(self._by_time)
             if wake_at <= self._known_until(entry[2]):
                 self._wake(entry[2], None)
             else:
                 # Its event may have been sent in time, so read the inbox first.
-                late.append(entry)
-        for entry in late:
+                unresolved.append(entry)
+        for entry in unresolved:
             heappush(self._by_time, entry)
 
     def _next_for(self, event: str) -> PendingBranch | None:
-        waiting = self._by_event.get(event)
-        while waiting:
-            pending = waiting.popleft()
+        branches = self._by_event.get(event)
+        while branches:
+            pending = branches.popleft()
             if self._is_pending(pending):
                 return pending
         self._by_event.pop(event, None)
@@ -382,7 +393,7 @@ class Suspension:
         pending.answer.set_result(answer)
 
 
-def received(message: Message) -> Received:
+def as_received(message: Message) -> Received:
     """Convert a message to what a wait receives."""
     return Received(message.id, codec.decode(codec.loads(message.payload)), message.sent_at)
 

@@ -1,8 +1,8 @@
 """A run in memory: whether it can continue, where its branches are held, what it publishes.
 
-A run is *live* until it is broken off or over. An error that keeps a step from being recorded
-breaks the run off: every later step raises the same error, whatever the function catches. A
-suspension also breaks the run off: its function is unwound, and called again later.
+A run is *live* until it is stopped or over. An error that keeps a step from being recorded stops
+the run: every later step raises the same error, whatever the function catches. A suspension stops
+the run too: its function is unwound, and called again later.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ class ActiveRun:
     replays_only: ClassVar[bool] = False
 
     __slots__ = (
-        "_broken",
         "_emit",
         "_over",
+        "_stopped_by",
         "_warned",
         "around",
         "branches",
@@ -77,7 +77,7 @@ class ActiveRun:
         self.undos: dict[str, StepCall] = {}
         self.replay_stopped_by: Exception | None = None
         self._emit = emit
-        self._broken: BaseException | None = None
+        self._stopped_by: BaseException | None = None
         self._over = self._warned = False
 
     @property
@@ -88,49 +88,50 @@ class ActiveRun:
     @property
     def live(self) -> bool:
         """Whether steps can still be recorded."""
-        return self._broken is None and not self._over
+        return self._stopped_by is None and not self._over
 
     @property
-    def broken(self) -> BaseException | None:
-        """The error that broke the run off, or `None`."""
-        return self._broken
+    def stopped_by(self) -> BaseException | None:
+        """The error that stopped the run, or `None`."""
+        return self._stopped_by
 
     def check_live(self, id: str) -> None:
-        """Raise if nothing can be recorded any longer: the run was broken off, or is over."""
-        if self._broken is not None:
-            raise self._broken
+        """Raise if nothing can be recorded any longer: the run was stopped, or is over."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
         if self._over:
             raise RunOver(f"step {id!r} cannot be recorded: run {self.run_id!r} has ended")
 
     def refuse(self, id: str) -> None:
         """Raise for a call that comes too late; log the first one while a run is unwound."""
-        is_unwound = self.branches.cancelled and not self._over
-        if is_unwound and not self._warned and is_unwinding(self._broken):
+        is_unwound = self.branches.is_cancelled and not self._over
+        if is_unwound and not self._warned and is_unwinding(self._stopped_by):
             self._warned = True
-            warn_of_late_call(self.run_id, id, self._broken)
+            warn_of_late_call(self.run_id, id, self._stopped_by)
         self.check_live(id)
 
     def end(self) -> None:
         """Refuse steps from now on."""
+        # A thread or task that a step's function left running may still call a step.
         self._over = True
 
-    def break_off(self, error: BaseException) -> BaseException:
+    def stop(self, error: BaseException) -> BaseException:
         """Make every step raise `error` from now on, and return it for the caller to raise."""
         # The first error wins: later errors are usually its consequences.
-        if self._broken is None:
-            self._broken = error
+        if self._stopped_by is None:
+            self._stopped_by = error
             # Without a host, the function runs in the caller's task, which is not ours to cancel.
             if self.host is not None:
                 self.branches.cancel()
-        return self._broken
+        return self._stopped_by
 
     def begin_again(self, data: object) -> None:
-        """Break the run off to continue as new with this input, once nothing is in flight.
+        """Stop the run to continue as new with this input, once nothing is in flight.
 
         Its records will be dropped, but an interrupted step could leave half of its effect behind.
         """
-        if self._broken is None:
-            self._broken = ContinuedAsNew(data)
+        if self._stopped_by is None:
+            self._stopped_by = ContinuedAsNew(data)
             if self.branches.in_flight:
                 self.branches.when_idle = self.branches.cancel
             else:
@@ -141,7 +142,7 @@ class ActiveRun:
         self.gated = self.pausing = True
 
     @property
-    def stops(self) -> bool:
+    def may_only_replay(self) -> bool:
         """Whether the calling branch must not go beyond its records."""
         scope = SCOPE.get()
         return self.replays_only or (scope is not None and scope.is_closed)
@@ -166,7 +167,7 @@ class ActiveRun:
 
     async def hold(self, call: StepCall) -> None:
         """Stop the calling branch before a step that must not begin while the run is paused."""
-        if self._broken is not None or self._over:
+        if self._stopped_by is not None or self._over:
             self.refuse(call.id)
         assert self.host is not None, "only a host pauses a run"
         self.branches.begin(call)
@@ -193,12 +194,12 @@ class ActiveRun:
             answer = await self._wait(wait)
         except asyncio.CancelledError:
             if self.live:
-                # The function itself cancelled the wait; a suspension would have broken the run off
+                # The function itself cancelled the wait; a suspension would have stopped the run
                 # first.
                 self.history.close_wait(wait["id"])
             raise
         except Exception as error:  # noqa: BLE001  # the wait is impossible
-            raise self.break_off(error) from error.__cause__
+            raise self.stop(error) from error.__cause__
         # This is not durable yet: one write will contain both the record of the call and the end of
         # its wait.
         self.history.close_wait(wait["id"])
@@ -214,12 +215,12 @@ class ActiveRun:
         return None
 
     def announce(
-        self, event: Callable[..., Event], started: float | None = None, **facts: Any
+        self, event: Callable[..., Event], started_at: float | None = None, **facts: Any
     ) -> None:
-        """Publish an event of the run, with the time since `started`."""
+        """Publish an event of the run, with the time since `started_at`."""
         if self._emit is not None:
-            if started is not None:
-                facts["duration"] = self._since(started)
+            if started_at is not None:
+                facts["duration"] = self._time_since(started_at)
             now = self.clock.now()
             with outside_runs():
                 self._emit(event(workflow=self.workflow, run_id=self.run_id, at=now, **facts))
@@ -228,5 +229,5 @@ class ActiveRun:
         """Publish an event of a step."""
         self.announce(event, step=call.id, key=key, branch=call.path, call=call.call, **facts)
 
-    def _since(self, started: float) -> timedelta:
-        return timedelta(seconds=self.clock.monotonic() - started)
+    def _time_since(self, started_at: float) -> timedelta:
+        return timedelta(seconds=self.clock.monotonic() - started_at)

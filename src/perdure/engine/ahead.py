@@ -27,26 +27,26 @@ class Ahead:
     race between two of them only repeats some work.
     """
 
-    __slots__ = ("_is_asked", "_marks", "_passed")
+    __slots__ = ("_is_asked", "_marks", "_passed_marks")
 
     def __init__(
-        self, stored: Iterable[tuple[str, str, str]], is_asked: Callable[[str], bool]
+        self, stored_calls: Iterable[tuple[str, str, str]], is_asked: Callable[[str], bool]
     ) -> None:
         self._is_asked = is_asked
         marks: dict[str, dict[Mark, None]] = {}
-        for path, call, key in stored:
+        for path, call, key in stored_calls:
             for branch, mark in _marks(path, Mark(call, key)):
                 marks.setdefault(branch, {})[mark] = None
         self._marks = {branch: tuple(each) for branch, each in marks.items()}
-        self._passed: dict[str, int] = {}
+        self._passed_marks: dict[str, int] = {}
 
     def is_before(self, branch: Branch) -> bool:
         """Return whether the branch has stored calls ahead of it."""
         marks = self._marks.get(branch.path, ())
-        n = self._passed.get(branch.path, 0)
+        n = self._passed_marks.get(branch.path, 0)
         while n < len(marks) and self._is_passed(branch, marks[n]):
             n += 1
-        self._passed[branch.path] = n
+        self._passed_marks[branch.path] = n
         return n < len(marks)
 
     def _is_passed(self, branch: Branch, mark: Mark) -> bool:
@@ -62,6 +62,7 @@ class Ahead:
 def _marks(path: str, mark: Mark) -> Iterator[tuple[str, Mark]]:
     """Yield each branch from this one up to the root, with its mark."""
     yield path, mark
+    # What is ahead of a branch is also ahead of its ancestors, until they have created it.
     while path:
         path, _, part = path.rpartition("/")
         yield path, Mark(part, is_branch=True)

@@ -74,13 +74,13 @@ def step(
     retries = None if retry is None else as_retry(retry)
     limit = None if timeout is None else as_timeout(timeout)
     gate = None if approve is None else gate_of(approve)
-    declared = check_errors(errors)
+    error_classes = check_errors(errors)
     if undo is not None:
         check_undo(undo)
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         id = _check_function(fn, name)
-        return _decorated(fn, id, Decoration(fn, retries, limit, declared, gate, undo))
+        return _decorated(fn, id, Decoration(fn, retries, limit, error_classes, gate, undo))
 
     return decorate if fn is None else decorate(fn)
 
@@ -114,7 +114,9 @@ def _decorated(
         if run is None:
             coroutine: Coroutine[Any, Any, Any] = fn(*args, **kwargs)
             return coroutine
-        call = _bound(run, id, signature(), fn, args, kwargs) if kwargs else run.call(id, fn, args)
+        call = (
+            _bind_call(run, id, signature(), fn, args, kwargs) if kwargs else run.call(id, fn, args)
+        )
         if has_options:
             decoration.apply(call)
         return _as_result(run, call) if returns_result() else run.perform(call)
@@ -124,7 +126,7 @@ def _decorated(
     return call_step
 
 
-def _bound(
+def _bind_call(
     run: Execution,
     id: str,
     signature: inspect.Signature,
@@ -136,11 +138,11 @@ def _bound(
 
     `charge(5)` and `charge(amount=5)` are the same call, with the same fingerprint.
     """
-    bound = signature.bind(*args, **kwargs)
-    if not bound.kwargs:
-        return run.call(id, fn, bound.args)
-    call = run.call(id, partial(fn, **bound.kwargs), bound.args)
-    call.fingerprint = codec.fingerprint((*bound.args, bound.kwargs))
+    arguments = signature.bind(*args, **kwargs)
+    if not arguments.kwargs:
+        return run.call(id, fn, arguments.args)
+    call = run.call(id, partial(fn, **arguments.kwargs), arguments.args)
+    call.fingerprint = codec.fingerprint((*arguments.args, arguments.kwargs))
     return call
 
 
@@ -148,5 +150,5 @@ async def _as_result(run: Execution, call: StepCall) -> Result[Any, Any]:
     """Perform a call of a function that returns `Ok` or `Err`, and return that result."""
     try:
         return Ok(await run.perform(call))
-    except StepFailed as failed:
-        return Err(failed.error, failed.cause)
+    except StepFailed as failure:
+        return Err(failure.error, failure.cause)

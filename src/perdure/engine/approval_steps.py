@@ -82,14 +82,14 @@ class ApprovalSteps:
         """
         facts = check_question(question, to, options, data)
         host = host_of(self._run, "step.approval")
-        asked = ApprovalAsk(
+        request = ApprovalAsk(
             facts=facts, timeout=timeout, remind=remind, tell=notify, returns=returns
         )
         call = self._run.call(id, self.approval if notify is None else notify)
         call.kind, call.gate = "approval", None
         # Not `Approval[None]`: without a type, the value may be anything.
         call.returns = Approval if returns is None else Approval[returns]  # type: ignore[valid-type]
-        return ask(self._run, call, host, asked)
+        return ask(self._run, call, host, request)
 
     @overload
     def callback(
@@ -128,8 +128,8 @@ class ApprovalSteps:
         """
         host = host_of(self._run, "step.callback")
         facts = {"id": "", "kind": "event", "ask": "callback"}
-        asked = Ask(facts=facts, timeout=timeout, tell=start, returns=returns)  # type: ignore[arg-type]
+        request = Ask(facts=facts, timeout=timeout, tell=start, returns=returns)  # type: ignore[arg-type]
         call = self._run.call(id, self.callback if start is None else start)
         call.kind, call.gate = "callback", None
         call.returns = object if returns is None else returns
-        return ask(self._run, call, host, asked)
+        return ask(self._run, call, host, request)

@@ -115,9 +115,9 @@ class ApprovalAsk(Ask):
 
     def request(self, run: Execution, wait: PendingWait, reminder: int) -> Callback:
         """Return the argument for `notify=`."""
-        known = super().request(run, wait, reminder)
+        base = super().request(run, wait, reminder)
         return ApprovalRequest(
-            *(known.token, known.run_id, known.id, known.base_url, known.expires_at, reminder),
+            *(base.token, base.run_id, base.id, base.base_url, base.expires_at, reminder),
             wait.get("question", ""),
             wait.get("to", ""),
             tuple(wait.get("options", ())),
@@ -178,6 +178,7 @@ def _check_string(value: object, parameter: str, expected: str, longest: int) ->
     try:
         value.encode()
     except UnicodeEncodeError:
+        # Lone surrogates cannot be stored.
         raise InvalidArgument(parameter, value, expected) from None
     return str.__str__(value)
 

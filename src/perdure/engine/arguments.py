@@ -27,17 +27,18 @@ def check_arguments(value: object, parameter: str) -> Arguments:
 
 def record_of(args: Sequence[Any], arguments: Arguments) -> list[Any]:
     """Return the arguments as JSON; in a preview, values that do not fit become their size."""
-    kept: list[Any] = []
+    recorded_args: list[Any] = []
     room = PREVIEW if arguments == "preview" else None
     for value in args:
         try:
             data = codec.prepare(value, lambda: None).data
             size = len(codec.dumps(data))
         except CodecError:
+            # They are only for display, so they must not make a step fail.
             data, size = f"… {type(value).__name__}", 0
         if room is not None and size > room:
             data, size = f"… {size:,} bytes", 0
         elif room is not None:
             room -= size
-        kept.append(data)
-    return kept
+        recorded_args.append(data)
+    return recorded_args

@@ -14,7 +14,7 @@ from perdure.codec.exceptions import safe_text
 from perdure.codec.scope import class_name
 from perdure.engine.active_run import ActiveRun
 from perdure.engine.call import NO_STORE, StepCall
-from perdure.engine.invoke import Elapsed, invoke, within
+from perdure.engine.invoke import Elapsed, invoke, with_timeout
 from perdure.errors import MissingAbility, StepFailed, StepTimeout
 from perdure.events import StepRetry, StepStart, StepTimedOut
 from perdure.result import Err
@@ -90,16 +90,16 @@ async def attempt_once(run: ActiveRun, call: StepCall) -> Any:
     if call.limit is None:
         return await _invoke(run, call)
     if run.host is None:
-        raise run.break_off(MissingAbility(NO_STORE, "queues", f"the limit of step {call.id!r}"))
+        raise run.stop(MissingAbility(NO_STORE, "queues", f"the limit of step {call.id!r}"))
     try:
         end = await run.host.permit(call.limit)
     except Exception as error:  # noqa: BLE001  # no permit can be had
         # The step itself has not failed: it did not begin.
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
     try:
         if not call.is_permitted:
             call.is_permitted = True
-            call.started = run.clock.monotonic()
+            call.started_at = run.clock.monotonic()
             run.tell(StepStart, call, call.record_key)
         return await _invoke(run, call)
     finally:
@@ -111,9 +111,9 @@ async def _invoke(run: ActiveRun, call: StepCall) -> Any:
     """Call the function of a step, within the timeout of one attempt."""
     if call.timeout is None:
         return await invoke(call.fn, call.args)
-    after = call.timeout.after
+    timeout = call.timeout.after
     try:
-        return await within(run.clock, after, invoke(call.fn, call.args))
+        return await with_timeout(run.clock, timeout, invoke(call.fn, call.args))
     except Elapsed:
-        run.tell(StepTimedOut, call, call.record_key, after=after, attempt=call.attempt)
-        return call.timeout.outcome(StepTimeout(call.id, after.total_seconds()))
+        run.tell(StepTimedOut, call, call.record_key, after=timeout, attempt=call.attempt)
+        return call.timeout.outcome(StepTimeout(call.id, timeout.total_seconds()))

@@ -74,7 +74,7 @@ class Branch:
         path = f"{self.path}/{self.children}" if self.path else str(self.children)
         return Branch(self.branches, path, self)
 
-    def below(self, call: str, executed_by: "Branch") -> "Branch":
+    def race_parent(self, call: str, executed_by: "Branch") -> "Branch":
         """Return the parent of the branches of a race that this branch called.
 
         The path comes from the call, which is unique. But another branch may await the call, and
@@ -149,10 +149,10 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` once
-    nothing is in flight any longer. `calls` are the calls that are in flight or parked. `cancelled`
-    says that every branch has been told to stop: whatever still runs is unwinding. `handle` is the
-    `step` object of the workflow function, while it runs. `task_class`, if set, is the class of
-    the tasks of its branches; otherwise the event loop chooses.
+    nothing is in flight any longer. `calls` are the calls that are in flight or parked. The run
+    `is_cancelled` once every branch has been told to stop: whatever still runs is unwinding.
+    `handle` is the `step` object of the workflow function, while it runs. `task_class`, if set, is
+    the class of the tasks of its branches; otherwise the event loop chooses.
     """
 
     __slots__ = (
@@ -162,10 +162,10 @@ class Branches:
         "_root",
         "_unwinding",
         "calls",
-        "cancelled",
         "handle",
+        "is_cancelled",
         "on_change",
-        "parked",
+        "parked_tasks",
         "task_class",
         "tasks",
         "when_idle",
@@ -174,12 +174,12 @@ class Branches:
     def __init__(self) -> None:
         self._root: Branch | None = None
         self.tasks: dict[Task, Branch] = {}
-        self.parked: set[Task] = set()
+        self.parked_tasks: set[Task] = set()
         self.calls: set[Leaf] = set()
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
-        self.cancelled = False
+        self.is_cancelled = False
         self.task_class: type[Task] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
 
@@ -251,6 +251,8 @@ class Branches:
         """Make `task` carry `branch` until it is done."""
         if task in self.tasks:
             return
+        # The task of a `wait_for` before Python 3.12 carries the branch of its caller, which
+        # already has a task.
         if branch.task is None:
             branch.task = task
         self.tasks[task] = branch
@@ -258,13 +260,13 @@ class Branches:
 
     def _remove(self, task: Task) -> None:
         self.tasks.pop(task, None)
-        self.changed()
+        self.notify_change()
 
     @property
     def in_flight(self) -> int:
         """How many calls are in flight, not counting durable waits."""
         # A task that is parked is in exactly one call.
-        return len(self.calls) - len(self.parked)
+        return len(self.calls) - len(self.parked_tasks)
 
     def begin(self, call: Leaf) -> None:
         """Note that a step, transaction or write begins; the run stays in memory until it ends."""
@@ -279,21 +281,22 @@ class Branches:
 
     def park(self, task: Task) -> None:
         """Note that a call enters a durable wait."""
-        self.parked.add(task)
+        self.parked_tasks.add(task)
         self._stopped_working()
 
     def unpark(self, task: Task) -> None:
         """Note that a durable wait is over; its call continues by writing its record."""
-        self.parked.discard(task)
+        self.parked_tasks.discard(task)
 
     def _stopped_working(self) -> None:
         if self.on_change is not None:
             self.on_change()
         if self.when_idle is not None and not self.in_flight:
+            # Once only: the calls of the branches that it cancels end here too.
             when_idle, self.when_idle = self.when_idle, None
             when_idle()
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Check again whether the run may leave memory."""
         if self.on_change is not None:
             self.on_change()
@@ -319,11 +322,13 @@ class Branches:
             for task in self.tasks:
                 # Not immediately: the caller may be one of these tasks, in the middle of a write.
                 self._loop.call_soon(task.cancel)
-            self._loop.call_soon(self._was_cancelled)
+            # After the cancellations, in the same order: only then is a call of a step made by code
+            # that is being unwound, and worth a warning.
+            self._loop.call_soon(self._mark_cancelled)
             self._unwinding = self._loop.call_later(1, self.cancel)
 
-    def _was_cancelled(self) -> None:
-        self.cancelled = True
+    def _mark_cancelled(self) -> None:
+        self.is_cancelled = True
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""
@@ -392,6 +397,8 @@ def _branch_for_new_task() -> Branch | None:
 
 def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
     factory = loop.get_task_factory()
+    # One factory for all runs of the loop: a chain of one per run could not be removed in any
+    # order, and would cost each new task one call per run.
     if not isinstance(factory, _Factory):
         factory = _Factory(factory)
         loop.set_task_factory(factory)

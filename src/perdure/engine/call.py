@@ -74,7 +74,7 @@ class StepCall(Leaf):
     errors: tuple[type[BaseException], ...] = ()
     ttl: timedelta | None = None
     record_key: str = ""
-    started: float = 0.0
+    started_at: float = 0.0
     consumes: tuple[str, ...] = ()
     replaces: Mapping[str, bytes] = MappingProxyType({})
     failures: Sequence[str] = ()
@@ -100,6 +100,8 @@ class StepCall(Leaf):
         self.attempt = 1
         self.id = id
         self.key = key
+        # The identity is fixed by the call, not by the await: a step that is passed to `gather`
+        # belongs to the branch that called it, not to the task that awaits it.
         if key is None:
             self.call = branch.call(id)
             self.path = branch.path
@@ -134,14 +136,14 @@ class StepCall(Leaf):
 
     def facts(self, key: str) -> dict[str, str]:
         """Return the fields of a record under `key` that identify the call."""
-        named = {
+        own_facts = {
             "kind": self.kind,
             "args": self.fingerprint,
             "branch": self.path,
             "call": self.call,
         }
-        usual = {"kind": "step", "args": "", "branch": "", "call": key}
-        return {name: fact for name, fact in named.items() if fact != usual[name]}
+        default_facts = {"kind": "step", "args": "", "branch": "", "call": key}
+        return {name: fact for name, fact in own_facts.items() if fact != default_facts[name]}
 
     def drift_from(self, record: StepRecord) -> DriftError | None:
         """Return an error if the record belongs to a different call."""
@@ -150,22 +152,24 @@ class StepCall(Leaf):
             return None
         kind = record.get("kind", "step")
         if kind != self.kind:
-            what = f"is recorded as a {kind}, and the function now asks for a {self.kind}"
+            problem = f"is recorded as a {kind}, and the function now asks for a {self.kind}"
             hint = "use new step ids for changed code, or a new version of the workflow"
-            return self._drift(f"{what}; {hint}", kind, self.kind)
+            return self._drift(f"{problem}; {hint}", kind, self.kind)
         # An empty fingerprint means that arguments were not, or could not be, compared.
-        recorded = record.get("args", "")
-        if recorded == self.fingerprint or not recorded or not self.fingerprint:
+        stored_args = record.get("args", "")
+        if stored_args == self.fingerprint or not stored_args or not self.fingerprint:
             return None
-        what = (
-            f"was recorded with other arguments (fingerprint {recorded}) than it is called with "
+        problem = (
+            f"was recorded with other arguments (fingerprint {stored_args}) than it is called with "
             f"now ({self.fingerprint}): its record belongs to another call"
         )
         hint = "make arguments depend only on earlier steps, or pass key= to the call"
-        return self._drift(f"{what}; {hint}", recorded, self.fingerprint)
+        return self._drift(f"{problem}; {hint}", stored_args, self.fingerprint)
 
-    def _drift(self, what: str, recorded: str, asked: str) -> DriftError:
-        return DriftError(self.call, f"{self.place()} {what}", recorded=recorded, asked=asked)
+    def _drift(self, problem: str, recorded: str, requested: str) -> DriftError:
+        return DriftError(
+            self.call, f"{self.place()} {problem}", recorded=recorded, asked=requested
+        )
 
     def place(self) -> str:
         """Return a readable name of the step."""
@@ -195,11 +199,13 @@ def undecorated(fn: Any) -> tuple[Callable[..., Any], Decoration | None]:
     Calling the decorated function in a step would be a step inside a step.
     """
     if type(fn) is partial:
+        # A step may bind keyword arguments this way, around a decorated function.
         inner, decoration = undecorated(fn.func)
         return (fn if decoration is None else partial(inner, *fn.args, **fn.keywords)), decoration
     decoration = getattr(fn, "durable_step", None)
     if type(decoration) is not Decoration:
         return fn, None
+    # The attribute belongs to the function in the class, so a decorated method is bound again.
     owner = getattr(fn, "__self__", None)
     return decoration.fn if owner is None else MethodType(decoration.fn, owner), decoration
 
@@ -238,7 +244,7 @@ class RunHost(Protocol):
     """Longer waits are durable: the run may leave memory."""
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
-        """Make the record durable; an exception breaks the run off.
+        """Make the record durable; an exception stops the run.
 
         A cancellation is raised as `Interrupted` after the write has ended.
         """
@@ -269,7 +275,7 @@ class RunHost(Protocol):
     async def permit(self, cost: Cost, /) -> Callable[[], None]:
         """Wait until a limit permits an attempt; return a function that releases the permit.
 
-        If the permit is lost, the host breaks the run off.
+        If the permit is lost, the host stops the run.
         """
         ...
 

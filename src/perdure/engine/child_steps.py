@@ -99,10 +99,10 @@ class ChildSteps:
         deadline. If this run ends, or the branch that waits loses a race, the child is cancelled,
         unless `on_parent_end="abandon"`.
         """
-        checked = self._checked(options, CallOptions)
+        child_options = self._child_options(options, CallOptions)
         host, target, call = self._prepare("step.call", id, workflow, payload)
         call.kind = "call"
-        return call_run(self._run, call, host, target, checked)
+        return call_run(self._run, call, host, target, child_options)
 
     @overload
     def start(
@@ -144,11 +144,11 @@ class ChildSteps:
         `step.result` waits for it. The options are the same as in `step.call`; the run is due at
         once, `at` a time or after a `delay`.
         """
-        checked = self._checked(options, StartOptions)
+        child_options = self._child_options(options, StartOptions)
         _, target, call = self._prepare("step.start", id, workflow, payload)
         call.kind = "start"
         call.returns = RunRef[Any]
-        return start_run(self._run, call, target, checked)
+        return start_run(self._run, call, target, child_options)
 
     @overload
     def result(
@@ -183,9 +183,10 @@ class ChildSteps:
         check_user_id(ref.id, "run")
         if ref.id == self._run.run_id:
             raise InvalidArgument("run", run, _ANOTHER)
+        # Checked by the call, not only when it is awaited.
         if timeout is not None:
             parse_duration(timeout, "timeout")
-        target = children.known(ref.workflow)
+        target = children.find(ref.workflow)
         call = self._run.call(id, self.result if target is None else target.fn, (ref.id,))
         call.kind = "result"
         call.returns = returns
@@ -246,7 +247,7 @@ class ChildSteps:
         `on_error="collect"`, `Ok` or `Err` is returned for each item; if more than `tolerate` have
         failed, `RunFailed` is raised. The other options are the same as in `step.call`.
         """
-        checked = self._checked(options, MapOptions)
+        child_options = self._child_options(options, MapOptions)
         if not isinstance(items, Iterable) or isinstance(items, str | bytes):
             hint = f"The workflow comes before the items: step.map_runs({id!r}, workflow, items)"
             raise InvalidArgument("items", items, "an iterable of payloads", hint)
@@ -259,7 +260,7 @@ class ChildSteps:
             check_int(tolerate, "tolerate", minimum=0)
         host, target, call = self._prepare("step.map_runs", id, workflow, None)
         call.kind = "map"
-        run_map = RunMap(self._run, call, host, target, list(items), checked)
+        run_map = RunMap(self._run, call, host, target, list(items), child_options)
         return map_runs(run_map, call, on_error, tolerate)
 
     def reply(self, question: Question[Any], value: object, /) -> Coroutine[object, None, None]:
@@ -270,19 +271,19 @@ class ChildSteps:
         """
         return reply(self._run, reply_call(self._run, question, value), question)
 
-    def _checked(
-        self, options: Mapping[str, Any], known: type[MapOptions] | type[StartOptions]
+    def _child_options(
+        self, options: Mapping[str, Any], allowed: type[MapOptions] | type[StartOptions]
     ) -> ChildOptions:
-        checked = _check_options(options, [*known.__annotations__])
-        if checked.run_id is not None and checked.run_id == self._run.run_id:
-            raise InvalidArgument("run_id", checked.run_id, _ANOTHER)
-        return checked
+        child_options = _check_options(options, [*allowed.__annotations__])
+        if child_options.run_id is not None and child_options.run_id == self._run.run_id:
+            raise InvalidArgument("run_id", child_options.run_id, _ANOTHER)
+        return child_options
 
     def _prepare(
-        self, what: str, id: str, workflow: object, payload: object
+        self, caller: str, id: str, workflow: object, payload: object
     ) -> tuple[RunHost, Target[Any, Any], StepCall]:
         run = self._run
-        target = children_of(run, what).target(workflow)
+        target = children_of(run, caller).target(workflow)
         assert run.host is not None, "a run with children has a host"
         args = () if payload is None else (payload,)
         return run.host, target, run.call(id, target.fn, args)
@@ -291,17 +292,17 @@ class ChildSteps:
 _ANOTHER = "another run: this one cannot wait for its own end"
 
 
-def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> ChildOptions:
-    if unknown := [name for name in options if name not in known]:
-        raise InvalidArgument(unknown[0], options[unknown[0]], f"one of {', '.join(known)}")
-    checked = ChildOptions(**options)
-    if checked.run_id is not None:
-        check_user_id(checked.run_id, "run_id")
-    if checked.on_parent_end not in get_args(OnParentEnd):
-        raise InvalidArgument("on_parent_end", checked.on_parent_end, "'cancel' or 'abandon'")
-    names = checked.inherit
+def _check_options(options: Mapping[str, Any], allowed: Sequence[str]) -> ChildOptions:
+    if unknown := [name for name in options if name not in allowed]:
+        raise InvalidArgument(unknown[0], options[unknown[0]], f"one of {', '.join(allowed)}")
+    child_options = ChildOptions(**options)
+    if child_options.run_id is not None:
+        check_user_id(child_options.run_id, "run_id")
+    if child_options.on_parent_end not in get_args(OnParentEnd):
+        raise InvalidArgument("on_parent_end", child_options.on_parent_end, "'cancel' or 'abandon'")
+    names = child_options.inherit
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise InvalidArgument("inherit", names, "a list of names of tags")
     for name in names:
         check_unreserved(check_text(name, "inherit", "a list of names of tags"), "inherit")
-    return checked
+    return child_options

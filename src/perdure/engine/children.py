@@ -37,12 +37,12 @@ class RunRef(msgspec.Struct, Generic[T], frozen=True):
     cancels: bool = False
 
 
-def children_of(run: Execution, what: str) -> ChildRuns:
+def children_of(run: Execution, caller: str) -> ChildRuns:
     """Return the factory of this run's children, or raise if it cannot start any."""
     if run.host is None:
-        raise MissingAbility(NO_STORE, "schedule", what)
+        raise MissingAbility(NO_STORE, "schedule", caller)
     if run.children is None:
-        raise PerdureError(f"{what} needs a Runtime: trigger the function as a workflow")
+        raise PerdureError(f"{caller} needs a Runtime: trigger the function as a workflow")
     return run.children
 
 
@@ -54,12 +54,13 @@ async def call_run(
     options: ChildOptions,
 ) -> Any:
     """Start a run, wait for its end, and return its output."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     children = children_of(run, "step.call")
     async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
+        # Otherwise an earlier activation opened the wait, and its outbox item starts the child.
         if wait is None:
             child = children.child_id(call.wait_id(), options)
             wait = _new_wait(run, call, child, cancels=options.on_parent_end == "cancel")
@@ -74,19 +75,19 @@ async def start_run(
     run: Execution, call: StepCall, target: Target[Any, Any], options: ChildOptions
 ) -> Any:
     """Start a run; the record and the item in the outbox are one write."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     children = children_of(run, "step.start")
     async with run.in_flight(call):
         name, payload = call.wait_id(), call.args[0] if call.args else None
         child = children.child_id(name, options)
         item = children.new_run(target, payload, child, name, options)
-        if options.run_id is not None and (taken := await _conflict(run, children, item)):
-            return await run.fail(call, taken)
+        if options.run_id is not None and (conflict := await _conflict(run, children, item)):
+            return await run.fail(call, conflict)
         ref: RunRef[Any] = RunRef(child, target.name, options.on_parent_end == "cancel")
         call.run = child
-        # The run may have been broken off during the lookup. It would then start a child without a
+        # The run may have been stopped during the lookup. It would then start a child without a
         # record of it, and could not cancel it.
         run.check_live(call.id)
         # Before the record is written, so that the same write contains the item.
@@ -100,7 +101,7 @@ async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Ex
     try:
         return await children.conflict(item)
     except Exception as error:  # noqa: BLE001  # the run cannot be read
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
 
 
 async def await_run(
@@ -111,19 +112,19 @@ async def await_run(
     timeout: Duration | None,
 ) -> Any:
     """Wait for the end of a run that exists, and return its output."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     children = children_of(run, "step.result")
     async with run.in_flight(call):
         wait = run.history.waits.get(call.wait_id())
         if wait is None:
             wait = _new_wait(run, call, ref.id, cancels=False)
             if timeout is not None:
-                until = run.clock.now() + parse_duration(timeout, "timeout")
-                wait["wakeAt"] = isoformat(until)
+                wake_at = run.clock.now() + parse_duration(timeout, "timeout")
+                wait["wakeAt"] = isoformat(wake_at)
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
-        return await _receive_end(run, call, wait, children.known(ref.workflow))
+        return await _receive_end(run, call, wait, children.find(ref.workflow))
 
 
 def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> PendingWait:
@@ -145,8 +146,8 @@ async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxIt
     except Interrupted:
         give_up(run, wait)
         raise asyncio.CancelledError from None
-    except Exception as error:  # noqa: BLE001  # breaks the run off
-        raise run.break_off(error) from error.__cause__
+    except Exception as error:  # noqa: BLE001  # stops the run
+        raise run.stop(error) from error.__cause__
 
 
 def give_up(run: Execution, wait: PendingWait) -> None:
@@ -170,7 +171,7 @@ async def _receive_end(
     call.run = wait.get("run", "")
     if answer is None:
         give_up(run, wait)
-        seconds = run.clock.monotonic() - call.started
+        seconds = run.clock.monotonic() - call.started_at
         return await run.fail(call, StepTimeout(call.id, seconds))
     call.consumes = (answer.message_id,)
     outcome = codec.loads(answer.payload["outcome"].encode())
@@ -187,13 +188,13 @@ def run_failed(run_id: str, workflow: str, error: BaseException) -> RunFailed:
     """Return the exception that a parent sees if a run failed."""
     about = f"run {run_id!r} of workflow {workflow!r} failed"
     if isinstance(error, StepFailed):
-        failed = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
-        raised = error.error if isinstance(error.error, BaseException) else None
-        failed.__cause__ = error.__cause__ or raised
+        failure = RunFailed(f"{about}: {error.error!r}", error.error, run_id)
+        original = error.error if isinstance(error.error, BaseException) else None
+        failure.__cause__ = error.__cause__ or original
     else:
-        failed = RunFailed(f"{about}: {_reason(error)}", None, run_id)
-        failed.__cause__ = error
-    return failed
+        failure = RunFailed(f"{about}: {_reason(error)}", None, run_id)
+        failure.__cause__ = error
+    return failure
 
 
 def _reason(error: BaseException) -> str:

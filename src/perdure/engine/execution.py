@@ -22,7 +22,7 @@ from perdure.engine.branches import Branch
 from perdure.engine.call import NO_STORE, SCOPE, WAITS, RunHost, StepCall, undecorated
 from perdure.engine.environment import Environment
 from perdure.engine.failures import leading_to, passing_through
-from perdure.engine.history import History, Marked
+from perdure.engine.history import History, UndoableStep
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
@@ -121,7 +121,7 @@ class Execution(ActiveRun):
         """Check a call and determine its identity."""
         # Refused before the call gets a number: a step that cannot be recorded must not renumber
         # later ones.
-        if self._broken is not None or self._over:
+        if self._stopped_by is not None or self._over:
             self.refuse(id)
         if type(id) is not str or not id or not id.isascii() or id[0] == RESERVED:
             id = check_unreserved(check_text(id, "id", _STEP_NAME), "id")
@@ -143,25 +143,25 @@ class Execution(ActiveRun):
 
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Perform one call per key at a time; calls that waited then find its record."""
-        if self.gated and self.stops and self.recorded(call) is None:
+        if self.gated and self.may_only_replay and self.find_record(call) is None:
             # A call that must not begin must not block the key for others.
             await self.gate(call)
-        done = await self._take_key(key)
+        key_freed = await self._take_key(key)
         try:
-            if self.cache is not None and self.recorded(call) is None:
+            if self.cache is not None and self.find_record(call) is None:
                 await self._load_from_cache(self.cache, call, key)
             return await self._execute(call)
         finally:
             del self._keys_in_use[key]
-            done.set()
+            key_freed.set()
 
     async def _take_key(self, key: str) -> asyncio.Event:
         """Wait until no call uses the key; return an event to set when this call has ended."""
         # A loop, because of several waiting calls, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
-        done = self._keys_in_use[key] = asyncio.Event()
-        return done
+        key_freed = self._keys_in_use[key] = asyncio.Event()
+        return key_freed
 
     async def _load_from_cache(self, cache: StepCache, call: StepCall, key: str) -> None:
         """Add the record of another run to the history, where the call will find it."""
@@ -203,22 +203,22 @@ class Execution(ActiveRun):
                 return await self.fail(call, error)
             if type(value) is Err:
                 return await self.fail(call, value)
-            encoded = self.encode(call, value.value if type(value) is Ok else value)
+            new_record = self.encode(call, value.value if type(value) is Ok else value)
             if self.host is None or self.host.always_replay or self._emit is not None:
-                return await self._succeed(call, encoded)
+                return await self._succeed(call, new_record)
             try:
-                await self.host.record(call, encoded)
+                await self.host.record(call, new_record)
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
-                raise self._unrecorded(call, encoded, error) from error.__cause__
+                raise self._unrecorded(call, new_record, error) from error.__cause__
             except Interrupted:
                 # The record is durable, so publish it before the cancellation continues: the next
                 # call of this step must find it.
-                self.publish(call, encoded)
+                self.publish(call, new_record)
                 raise asyncio.CancelledError from None
-            self.publish(call, encoded)
+            self.publish(call, new_record)
             if self.cache is not None:
-                await self._save_to_cache(self.cache, call, encoded)
-            return encoded.value
+                await self._save_to_cache(self.cache, call, new_record)
+            return new_record.value
         finally:
             self.branches.end(call)
 
@@ -234,7 +234,7 @@ class Execution(ActiveRun):
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))
 
-    def recorded(self, call: StepCall) -> tuple[str, StepRecord] | None:
+    def find_record(self, call: StepCall) -> tuple[str, StepRecord] | None:
         """Return the record that answers this call, with its key."""
         key = self.history.find(call.path, call.call)
         return None if key is None else (key, self._record_for(call, key))
@@ -243,11 +243,10 @@ class Execution(ActiveRun):
         """Return a record that was found, or raise if it belongs to a different call."""
         record = self.history.get(key)
         if (drift := call.drift_from(record)) is not None:
-            # Broken off rather than raised: the function must not handle this and continue with
-            # records of other calls.
+            # Not just raised: the function must not catch this and go beyond a record that is not
+            # its own. If an operator entered the record, the run is paused for an operator.
             by = record.get("by")
-            # If a record that was entered by hand does not fit, the run is paused for an operator.
-            raise self.break_off(ManualValueError(f"{by} entered it: {drift}") if by else drift)
+            raise self.stop(ManualValueError(f"{by} entered it: {drift}") if by else drift)
         return record
 
     def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
@@ -267,8 +266,8 @@ class Execution(ActiveRun):
             text = f"the record of {call.place()} cannot be read: {unreadable}"
             if by := record.get("by"):
                 text = f"the value that {by} entered for {call.place()} does not fit: {unreadable}"
-                raise self.break_off(ManualValueError(text)) from unreadable
-            raise self.break_off(CodecError(text)) from unreadable
+                raise self.stop(ManualValueError(text)) from unreadable
+            raise self.stop(CodecError(text)) from unreadable
         if self._emit is not None:
             meta: Any = record.get("meta") or {"origin": "result"}
             origin = None if result.ok else meta["origin"]
@@ -292,7 +291,7 @@ class Execution(ActiveRun):
 
     def begin(self, call: StepCall) -> None:
         """Reserve the key of the call's record, and publish that the step starts."""
-        if self._broken is not None or self._over:
+        if self._stopped_by is not None or self._over:
             self.refuse(call.id)
         if call.undo is not None and self.host is None:
             raise MissingAbility(NO_STORE, "journal", f"the undo of step {call.id!r}")
@@ -300,7 +299,7 @@ class Execution(ActiveRun):
         # A step with a limit starts only when the limit permits its first attempt.
         if self._emit is not None and call.limit is None and call.kind not in WAITS:
             self.tell(StepStart, call, call.record_key)
-        call.started = self.clock.monotonic()
+        call.started_at = self.clock.monotonic()
 
     def in_flight(self, call: StepCall) -> "InFlight":
         """Return a context manager that keeps a call in flight, if it is not just a function."""
@@ -318,39 +317,39 @@ class Execution(ActiveRun):
 
     def encode(self, call: StepCall, value: Any) -> EncodedRecord:
         """Encode the record of a value, or raise if nothing can be recorded any longer."""
-        if self._broken is not None or self._over:
+        if self._stopped_by is not None or self._over:
             self.check_live(call.id)
-        key, ended = call.record_key, self.clock.monotonic()
-        at, took = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
+        key, end = call.record_key, self.clock.monotonic()
+        at, ms = self.clock.isoformat(end), int((end - call.started_at) * 1e6) / 1e3
         if call.undo is not None and (scope := SCOPE.get()) is not None:
             call.sagas = scope.names
         try:
-            record, visible, losses = success_record(call, value, at, took, self.types)
+            record, visible, losses = success_record(call, value, at, ms, self.types)
         except CodecError as error:
             text = f"the value of {call.place()} cannot be recorded: {error}"
-            raise self.break_off(CodecError(text)) from error
+            raise self.stop(CodecError(text)) from error
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
         warnings = warnings_of(key, losses) if losses else ()
         number = self.history.number()
-        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, took, number)
+        return EncodedRecord(key, codec.dumps(record), at, visible, warnings, ms, number)
 
     async def fail(self, call: StepCall, failure: Exception | Err[Any]) -> Any:
         """Record a failure, and raise it as every replay will."""
         # A step that was interrupted because the run ended or lost its lease did not fail.
         self.check_live(call.id)
-        key, scope, ended = call.record_key, self._scope(call), self.clock.monotonic()
-        at, took = self.clock.isoformat(ended), int((ended - call.started) * 1e6) / 1e3
-        failed, visible, losses = failure_record(call, failure, scope, at, took)
+        key, scope, end = call.record_key, self._scope(call), self.clock.monotonic()
+        at, ms = self.clock.isoformat(end), int((end - call.started_at) * 1e6) / 1e3
+        record, visible, losses = failure_record(call, failure, scope, at, ms)
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
-            failed.arguments = record_of(call.args, self.arguments)
+            record.arguments = record_of(call.args, self.arguments)
         warnings, number = warnings_of(key, losses), self.history.number()
-        record = EncodedRecord(key, codec.dumps(failed), at, visible, warnings, took, number)
-        await self._commit(call, record)
+        new_record = EncodedRecord(key, codec.dumps(record), at, visible, warnings, ms, number)
+        await self._commit(call, new_record)
         if self._emit is not None:
-            span, result = timedelta(milliseconds=took), outcome_of(visible)
-            outcome = {"result": result, "origin": failed.meta["origin"], "facts": call.facts(key)}
+            span, result = timedelta(milliseconds=ms), outcome_of(visible)
+            outcome = {"result": result, "origin": record.meta["origin"], "facts": call.facts(key)}
             self.tell(StepFailure, call, key, duration=span, error=result.error)
             self.tell(StepComplete, call, key, duration=span, **outcome)
         raise visible
@@ -377,9 +376,9 @@ class Execution(ActiveRun):
             await self._save_to_cache(self.cache, call, record)
 
     def _unrecorded(self, call: StepCall, record: EncodedRecord, error: Exception) -> BaseException:
-        """Break the run off because a record cannot be written; return the error to raise."""
+        """Stop the run because a record cannot be written; return the error to raise."""
         self.tell(PersistError, call, record.key, error=error)
-        return self.break_off(error)
+        return self.stop(error)
 
     async def _save_to_cache(self, cache: StepCache, call: StepCall, record: EncodedRecord) -> None:
         if call.key is not None:
@@ -394,7 +393,7 @@ class Execution(ActiveRun):
             # run.
             self.history.asks.pop(call.event, None)
         if call.undo is not None and record.json.startswith(b'{"ok":true'):
-            self.history.marked[record.key] = Marked(call.path, call.sagas)
+            self.history.undoable_steps[record.key] = UndoableStep(call.path, call.sagas)
             self.add_undo(call, record.key)
         if call.replaces:
             self._replace(call.replaces)
@@ -416,10 +415,10 @@ class Execution(ActiveRun):
         if self._emit is None:
             return
         # As recorded: the time of the function itself, without the write.
-        took, key = timedelta(milliseconds=record.took), record.key
+        duration, key = timedelta(milliseconds=record.duration_ms), record.key
         facts = call.facts(key)
-        self.tell(StepSuccess, call, key, duration=took)
-        self.tell(StepComplete, call, key, duration=took, result=Ok(record.value), facts=facts)
+        self.tell(StepSuccess, call, key, duration=duration)
+        self.tell(StepComplete, call, key, duration=duration, result=Ok(record.value), facts=facts)
 
     def failures_that_ended_it(self) -> list[str]:
         """Return the keys of the failed steps that ended the run."""

@@ -16,10 +16,10 @@ def leading_to(
     group; or if its error was returned. A failure that the function caught and handled does not
     count, even if a step that was called in the handler failed later.
     """
-    recorded = {id(failure): key for key, failure in failures.items()}
-    returned = {id(f.error): key for key, f in failures.items() if isinstance(f, StepFailed)}
-    links = _links(end, stop_at=recorded)
-    keys = (recorded.get(id(link)) or returned.get(id(link)) for link in links)
+    keys_of_failures = {id(failure): key for key, failure in failures.items()}
+    keys_of_errors = {id(f.error): key for key, f in failures.items() if isinstance(f, StepFailed)}
+    links = _links(end, stop_at=keys_of_failures)
+    keys = (keys_of_failures.get(id(link)) or keys_of_errors.get(id(link)) for link in links)
     return list(dict.fromkeys(key for key in keys if key is not None))
 
 
@@ -29,8 +29,8 @@ def passing_through(
     end: BaseException | Err[Any] | None,
 ) -> list[str]:
     """Return the keys of the sagas that an exception, or a returned `Err`, passed through."""
-    recorded = {id(failure) for failure in failures.values()}
-    links = {id(link) for link in _links(end, stop_at=recorded)}
+    failure_ids = {id(failure) for failure in failures.values()}
+    links = {id(link) for link in _links(end, stop_at=failure_ids)}
     return [
         key
         for key, error in sagas.items()
@@ -39,13 +39,13 @@ def passing_through(
 
 
 def _links(end: BaseException | Err[Any] | None, stop_at: Container[int]) -> Iterator[object]:
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     todo: list[object] = [end.error, end.cause] if isinstance(end, Err) else [end]
     while todo:
         link = todo.pop()
-        if link is None or id(link) in seen:
+        if link is None or id(link) in visited_ids:
             continue
-        seen.add(id(link))
+        visited_ids.add(id(link))
         yield link
         if id(link) in stop_at or not isinstance(link, BaseException):
             # The context of a step's failure only shows where the step was called.

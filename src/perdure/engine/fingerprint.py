@@ -20,10 +20,10 @@ def definition_hash(fn: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if not isinstance(code, CodeType):
         return _digest(type(fn).__qualname__)
-    known = _hashes.get(code)
-    if known is None:
-        known = _hashes[code] = _digest(_meaning(fn, code))
-    return known
+    digest = _hashes.get(code)
+    if digest is None:
+        digest = _hashes[code] = _digest(_meaning(fn, code))
+    return digest
 
 
 def _meaning(fn: Callable[..., Any], code: CodeType) -> str:

@@ -35,8 +35,8 @@ class Deps(Mapping[str, Any]):
         try:
             return self._items[name]
         except KeyError:
-            known = ", ".join(sorted(self._items)) or "nothing"
-            raise AttributeError(f"deps has no {name!r}; it holds {known}") from None
+            names = ", ".join(sorted(self._items)) or "nothing"
+            raise AttributeError(f"deps has no {name!r}; it has {names}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"deps is read-only; {name!r} cannot be set")
@@ -60,35 +60,37 @@ def run_function(
     exceptions that are not an `Exception` are raised, above all cancellation.
     """
     # Most runs have no listeners, and then need no coroutine for them.
-    tells = announce and run.has_listeners
-    return _run_and_announce(run, body) if tells else _run_to_end(run, body)
+    has_listeners = announce and run.has_listeners
+    return _run_and_announce(run, body) if has_listeners else _run_to_end(run, body)
 
 
 async def _run_and_announce(
     run: Execution, body: Callable[[Step], Awaitable[Any]]
 ) -> Result[Any, Any]:
-    started = run.clock.monotonic()
+    started_at = run.clock.monotonic()
     run.announce(WorkflowStart)
     try:
         outcome = await _run_to_end(run, body)
     except asyncio.CancelledError as error:
-        if isinstance(run.broken, Suspended):
-            run.announce(WorkflowSuspended, started)
+        if isinstance(run.stopped_by, Suspended):
+            run.announce(WorkflowSuspended, started_at)
         else:
             reason = str(error.args[0]) if error.args else ""
-            run.announce(WorkflowCancelled, started, reason=reason, last_step=run.history.last_key)
+            run.announce(
+                WorkflowCancelled, started_at, reason=reason, last_step=run.history.last_key
+            )
         raise
     if isinstance(outcome, Ok):
-        run.announce(WorkflowSuccess, started)
+        run.announce(WorkflowSuccess, started_at)
     else:
-        run.announce(WorkflowError, started, error=outcome.error)
+        run.announce(WorkflowError, started_at, error=outcome.error)
     return outcome
 
 
 async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
     with run.branches:
-        if run.broken is not None:
-            # The run was broken off before its task started.
+        if run.stopped_by is not None:
+            # The run was stopped before its task started.
             run.branches.cancel()
         try:
             return await _outcome(run, body)
@@ -106,12 +108,12 @@ async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Re
         if isinstance(value, Coroutine):
             raise _forgotten_await(value)
     except Exception as error:  # noqa: BLE001  # the user's function
-        run.ended_by = run.broken or error
+        run.ended_by = run.stopped_by or error
         return outcome_of(run.ended_by)
-    if run.broken is not None:
-        # The function caught the error that broke the run off and continued; its return value is
-        # not based on durable records.
-        return outcome_of(run.broken)
+    if run.stopped_by is not None:
+        # The function caught the error that stopped the run, and continued; its return value is not
+        # based on durable records.
+        return outcome_of(run.stopped_by)
     if isinstance(value, Err):
         run.ended_by = value
     return value if isinstance(value, Ok | Err) else Ok(value)
@@ -129,21 +131,21 @@ def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     expected = "an async function of (step) or (step, deps)"
     if not inspect.iscoroutinefunction(fn):
         raise InvalidArgument("fn", fn, expected)
-    takes = _takes(fn)
-    if takes == 1:
+    parameters = _count_parameters(fn)
+    if parameters == 1:
         return fn
-    if takes == 2 or takes is None:
+    if parameters == 2 or parameters is None:
         return lambda step: fn(step, deps)
     raise InvalidArgument("fn", fn, expected)
 
 
-def _takes(fn: Callable[..., Any]) -> int | None:
+def _count_parameters(fn: Callable[..., Any]) -> int | None:
     """Return how many positional arguments a function takes; `None` for any number."""
     code = getattr(fn, "__code__", None)
     if code is not None and not hasattr(fn, "__wrapped__") and not hasattr(fn, "__signature__"):
         # Read from the code object, because `inspect.signature` takes longer than a step.
-        bound = getattr(fn, "__self__", None) is not None
-        return None if code.co_flags & inspect.CO_VARARGS else code.co_argcount - bound
+        is_bound = getattr(fn, "__self__", None) is not None
+        return None if code.co_flags & inspect.CO_VARARGS else code.co_argcount - is_bound
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(fn).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):

@@ -38,11 +38,11 @@ class GateAsk(ApprovalAsk):
 
     def value(self, call: StepCall, answer: Mapping[str, Any], at: datetime) -> Any:
         """Return the answer, or raise `Rejected`."""
-        given: Approval[Any] = super().value(call, answer, at)
-        if given.approved:
-            return given
+        approval: Approval[Any] = super().value(call, answer, at)
+        if approval.approved:
+            return approval
         question, step = self.facts.get("question", ""), call.id.partition(":")[2]
-        raise Rejected(step, question, given.by, given.note, at, given.expired)
+        raise Rejected(step, question, approval.by, approval.note, at, approval.expired)
 
 
 def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object]]:
@@ -50,11 +50,12 @@ def gate_of(approve: object) -> Callable[[Execution, StepCall], Awaitable[object
     gate = Gate(approve) if isinstance(approve, str) else approve
     if not isinstance(gate, Gate):
         raise InvalidArgument("approve", approve, "a question, or a Gate(question, …)")
-    _asked(gate, gate.question)
+    # Checked now; the arguments are filled in when the step is called.
+    _question_of(gate, gate.question)
     return partial(_await_gate, gate)
 
 
-def _asked(gate: Gate, question: str) -> GateAsk:
+def _question_of(gate: Gate, question: str) -> GateAsk:
     """Return the question of a gate, or raise `InvalidArgument`."""
     facts = check_question(question, gate.to, (), None)
     return GateAsk(facts=facts, timeout=gate.timeout, remind=gate.remind, tell=gate.notify)
@@ -68,7 +69,7 @@ async def _await_gate(gate: Gate, run: Execution, call: StepCall) -> None:
     question = fill_in(gate.question, fn, call.args)
     approval = call.on_behalf(f"{APPROVE}:{call.call}", _approval)
     approval.kind, approval.returns = "approval", Approval
-    await ask(run, approval, host, _asked(gate, question))
+    await ask(run, approval, host, _question_of(gate, question))
 
 
 def _approval() -> Any:
@@ -77,15 +78,15 @@ def _approval() -> Any:
 
 def fill_in(template: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
     """Fill the arguments of a step's function into a question."""
-    named = {}
+    values = {}
     if "{" in template:
-        bound = inspect.signature(fn).bind(*args)
-        bound.apply_defaults()
-        named = dict(bound.arguments)
+        binding = inspect.signature(fn).bind(*args)
+        binding.apply_defaults()
+        values = dict(binding.arguments)
     try:
-        question = template.format(*args, **named)
+        question = template.format(*args, **values)
     except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
-        known = ", ".join(f"{{{name}}}" for name in named) or "none: its function has no parameters"
-        expected = f"a question with the names of the function's parameters in braces ({known})"
+        names = ", ".join(f"{{{name}}}" for name in values) or "it has none"
+        expected = f"a question with the names of the function's parameters in braces ({names})"
         raise InvalidArgument("approve", template, expected, f"{error!r}") from None
     return question if len(question) <= _MAX_QUESTION else question[: _MAX_QUESTION - 1] + "…"

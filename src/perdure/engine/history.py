@@ -34,7 +34,7 @@ _MARKS = frozenset({"run", "undo", "unclaimed"})
 """Fields of records that matter to the run as a whole, not only to the call that finds them."""
 
 
-class Marked(NamedTuple):
+class UndoableStep(NamedTuple):
     """A recorded step that can be undone: its branch, and the scopes it belongs to."""
 
     branch: str
@@ -49,19 +49,19 @@ class History(Records):
     `asks` are stored waits that a token answers, by the name of the message, until their answer is
     recorded or they are closed, even if they are no longer among `waits`. `unclaimed` are records
     of events that a wait has received but no code has seen, by key. `rollback` is why its steps are
-    undone, `marked` are the steps that can be undone, by key.
+    undone, `undoable_steps` are the steps that can be undone, by key.
     """
 
     __slots__ = (
         "_ahead",
         "asks",
         "children",
-        "marked",
         "metadata",
         "name",
         "outbox",
         "rollback",
         "unclaimed",
+        "undoable_steps",
         "waits",
     )
 
@@ -79,7 +79,7 @@ class History(Records):
         )
         self.children = StartedRuns()
         self.unclaimed: dict[str, StepRecord] = {}
-        self.marked: dict[str, Marked] = {}
+        self.undoable_steps: dict[str, UndoableStep] = {}
         self.rollback: Rollback | None = None
         self._ahead: Ahead | None = None
         if snapshot is not None:
@@ -96,7 +96,7 @@ class History(Records):
     @property
     def has_changes(self) -> bool:
         """Whether the next write contains more than the record of a step."""
-        return bool(self.waits.changed or self.metadata.changed or self.outbox.changed)
+        return bool(self.waits.changes or self.metadata.changes or self.outbox.changes)
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add earlier records, made by us or by another writer of the format."""
@@ -109,7 +109,9 @@ class History(Records):
         if record.get("kind") in ("start", "map") and "run" in record:
             self.children.load(record)
         if "undo" in record and record["ok"]:
-            self.marked[key] = Marked(record.get("branch", ""), record.get("sagas", ()))
+            self.undoable_steps[key] = UndoableStep(
+                record.get("branch", ""), record.get("sagas", ())
+            )
         if "unclaimed" in record:
             self._silent.add(key)
             if record["unclaimed"]:
@@ -122,7 +124,7 @@ class History(Records):
             self.set_metadata(name, answer)
         for key in keys:
             record = self.discard(key)
-            self.marked.pop(key, None)
+            self.undoable_steps.pop(key, None)
             if record is not None and record.get("kind") == "start":
                 self.children.forget(record.get("run", ""))
 
@@ -157,10 +159,10 @@ class History(Records):
             branch, call = split_path(id)
             yield branch, asking_call(call), ""
 
-    def owed(self, saga: str | None = None) -> list[str]:
+    def steps_to_undo(self, saga: str | None = None) -> list[str]:
         """Return the keys of the steps that have to be undone, in order, optionally of a scope."""
-        marked = self.marked.items()
-        keys = (key for key, each in marked if saga is None or saga in each.sagas)
+        steps = self.undoable_steps.items()
+        keys = (key for key, each in steps if saga is None or saga in each.sagas)
         return [key for key in keys if not self.is_undone(key)]
 
     def is_undone(self, key: str) -> bool:
@@ -177,6 +179,8 @@ class History(Records):
         event = record.get("event")
         if not event:
             return {}
+        # The published record changes only when the write is accepted: if the process dies first,
+        # the wait is answered from its record, and its branch may win the race instead.
         record["unclaimed"] = event
         self.unclaimed[key] = record
         return {key: codec.dumps(record)}
@@ -187,6 +191,7 @@ class History(Records):
         Return the changed first record for the same write, marked as received.
         """
         record = self.unclaimed.pop(key)
+        # Emptied, because an entry of the journal can replace a record but not remove it.
         record["unclaimed"] = ""
         return {} if key == by else {key: codec.dumps(record)}
 
@@ -264,18 +269,18 @@ class History(Records):
         the inbox.
         """
         generation = self.generation + 1
-        following = History(self.name)
-        kept = without_patches(self.metadata)
-        following.metadata.update({**kept, "input": data, "generation": generation})
-        following.outbox, following.asks = self.outbox, self.asks
+        successor = History(self.name)
+        metadata = without_patches(self.metadata)
+        successor.metadata.update({**metadata, "input": data, "generation": generation})
+        successor.outbox, successor.asks = self.outbox, self.asks
         # The call that triggered the run may be repeated, and must recognize its payload.
-        following.metadata.setdefault("firstInput", self.metadata.get("input"))
+        successor.metadata.setdefault("firstInput", self.metadata.get("input"))
         for key, record in self.unclaimed.items():
             # Under a name that no call of the next generation can have.
             name = f"~unclaimed:{generation}:{key}"
             facts: Any = {**record, "branch": "", "call": name}
-            following.load({name: facts})
-        return following
+            successor.load({name: facts})
+        return successor
 
     def without_records(self) -> "History":
         """Return a history with the run's name, metadata and children, but no records."""
@@ -288,17 +293,18 @@ class History(Records):
     def replica(self) -> "History":
         """Return a history with the same records, which code may use without a change to this."""
         replica = History(self.name)
+        # The replayed code sets tags and reports again, which must not reach the run.
         replica.metadata = Tracked(self.metadata)
         replica.load(self.steps())
         return replica
 
     def copy(self) -> "History":
         """Return a copy of the history, which later records do not change."""
-        copied = History(self.name)
-        copied._records = dict(self._records)
-        copied.metadata = self.metadata
-        copied.warnings = list(self.warnings)
-        return copied
+        duplicate = History(self.name)
+        duplicate._records = dict(self._records)
+        duplicate.metadata = self.metadata
+        duplicate.warnings = list(self.warnings)
+        return duplicate
 
     def encode(
         self,
@@ -308,13 +314,13 @@ class History(Records):
         limit: int | None = None,
         since: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        staged: Sequence[EncodedRecord] = (),
+        staged_records: Sequence[EncodedRecord] = (),
     ) -> bytes:
         """Encode the snapshot as JSON, with records that are `staged` but not yet published."""
         records = self._records
         keys: Iterable[str] = records
         if include != "all" or limit is not None or since is not None:
-            keys = self._chosen(include, limit, since)
+            keys = self._select_keys(include, limit, since)
         snapshot: dict[str, Any] = {"formatVersion": 1, "workflowName": self.name}
         steps: dict[str, object] = {}
         for key in keys:
@@ -322,20 +328,20 @@ class History(Records):
             record = records[key]
             steps[key] = msgspec.Raw(record) if type(record) is bytes else record
         snapshot["steps"] = steps
-        steps.update((record.key, msgspec.Raw(record.json)) for record in staged)
+        steps.update((record.key, msgspec.Raw(record.json)) for record in staged_records)
         snapshot["execution"] = execution
         if metadata := self.metadata if metadata is None else metadata:
             snapshot["metadata"] = metadata
         if self.outbox:
             snapshot["outbox"] = self.outbox
         warnings = [w for w in self.warnings if w["stepId"] in steps]
-        for each in staged:
+        for each in staged_records:
             warnings += each.warnings
         if warnings:
             snapshot["warnings"] = warnings
         return codec.dumps(snapshot)
 
-    def _chosen(self, include: Include, limit: int | None, since: str | None) -> list[str]:
+    def _select_keys(self, include: Include, limit: int | None, since: str | None) -> list[str]:
         keys = list(self._records)
         if since is not None and since in self._records:
             keys = keys[keys.index(since) + 1 :]
@@ -345,6 +351,6 @@ class History(Records):
 
     def summarize(self, execution: ExecutionBlock, size: int) -> bytes:
         """Return the summary of the run, whose snapshot has `size` bytes."""
-        count, failed = len(self._records), self.count_failures()
+        count, failures = len(self._records), self.count_failures()
         last, waits = self.last_record, execution.get("pending", ())
-        return encode_summary(self.metadata, execution, count, failed, last, size, waits)
+        return encode_summary(self.metadata, execution, count, failures, last, size, waits)

@@ -13,13 +13,13 @@ from perdure.errors import InvalidArgument
 
 _IN_PLACE, _AWAITED, _THREADED = range(3)
 _styles: dict[object, int] = {}
-_awaited: set[object] = set()
+_async_code: set[object] = set()
 
 
 def is_awaited(fn: Any) -> bool:
     """Return whether a step's function is known to be async, as most are."""
     try:
-        return fn.__code__ in _awaited
+        return fn.__code__ in _async_code
     except AttributeError:
         return False
 
@@ -33,7 +33,7 @@ async def invoke(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if code is not None:
             _styles[code] = style
             if style == _AWAITED:
-                _awaited.add(code)
+                _async_code.add(code)
     if style == _AWAITED:
         return await fn(*args)
     if style == _IN_PLACE:
@@ -74,7 +74,7 @@ def check_callable(id: str, fn: object) -> None:
         raise InvalidArgument(
             "fn",
             fn,
-            "a function, not the coroutine of having called it",
+            "a function, not a coroutine",
             f"Write step({id!r}, function, argument) or step({id!r}, lambda: function(argument)): "
             "a step that is already recorded must not be called at all",
         )
@@ -85,17 +85,17 @@ class Elapsed(Exception):
     """The time ran out first."""
 
 
-async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
-    """Await `work`; if `after` passes on the clock first, cancel it and raise `Elapsed`."""
+async def with_timeout(clock: Clock, timeout: timedelta, work: Awaitable[Any]) -> Any:
+    """Await `work`; if `timeout` passes on the clock first, cancel it and raise `Elapsed`."""
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
-    elapsed = False
+    has_elapsed = False
 
     async def watch() -> None:
-        nonlocal elapsed
-        await clock.sleep(after)
-        elapsed = True
+        nonlocal has_elapsed
+        await clock.sleep(timeout)
+        has_elapsed = True
         task.cancel()
 
     timer = detached(watch())
@@ -104,11 +104,11 @@ async def within(clock: Clock, after: timedelta, work: Awaitable[Any]) -> Any:
     except asyncio.CancelledError:
         # If there is one more than ours, the caller was cancelled too, and must not see a timeout
         # instead.
-        if elapsed and task.cancelling() <= cancels + 1:
+        if has_elapsed and task.cancelling() <= cancels + 1:
             raise Elapsed from None
         raise
     finally:
         timer.cancel()
-        if elapsed:
+        if has_elapsed:
             # Restore the caller's count, which an `asyncio.timeout` around the step compares.
             task.uncancel()

@@ -12,7 +12,7 @@ from perdure.engine.branches import Branch
 from perdure.engine.call import ASKS, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
-from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flattened, unstarted
+from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flatten, unstarted
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
@@ -75,15 +75,16 @@ async def run_each(
             try:
                 values[index] = await run.perform(call)
             except Exception as error:
+                # What stopped the run is not a failure of this item.
                 if not run.live:
                     raise
                 failures[index] = error
                 if not collect:
                     # Recorded calls answer without yielding, in order: a replay gets here before it
                     # could start a call that the first run did not.
-                    for _, skipped in todo:
-                        run.find_undo(skipped)
-                    _skip(run, flattened(todo))
+                    for _, skipped_call in todo:
+                        run.find_undo(skipped_call)
+                    _skip(run, flatten(todo))
                     todo.clear()
 
     workers = range(min(concurrency, len(todo)))
@@ -92,8 +93,8 @@ async def run_each(
     for task in tasks:
         task.result()
     if collect:
-        failed = {index: outcome_of(error) for index, error in failures.items()}
-        return [failed.get(index, Ok(value)) for index, value in enumerate(values)]
+        errors = {index: outcome_of(error) for index, error in failures.items()}
+        return [errors.get(index, Ok(value)) for index, value in enumerate(values)]
     if failures:
         raise failures[min(failures)]
     return values
@@ -143,6 +144,7 @@ def _waits_of(work: Any) -> Iterator[StepCall]:
     call = _call_of(work)
     if call is not None and call.kind == "event":
         yield call
+    # Between these calls and the race there is no code of the function that could see an event.
     if getattr(work, "cr_code", None) in (run_all.__code__, race.__code__):
         for each in arguments_of(work).get("work", ()):
             yield from _waits_of(each)
@@ -157,23 +159,27 @@ async def race(
     their records. The record of a failed race contains the failure.
     """
     try:
-        parent = call.branch.below(call.call, run.branches.current(run.run_id, call.id))
+        parent = call.branch.race_parent(call.call, run.branches.current(run.run_id, call.id))
         branches = [parent.child(name if isinstance(name, str) else "") for name in names]
         racers = [Racer(*each) for each in zip(names, branches, work, strict=True)]
-        found = run.recorded(call)
+        recorded_call = run.find_record(call)
         if run.replays_only:
-            return await _replay_all(run, call, racers, found)
-        if found is None and run.gated and run.stops:
+            return await _replay_all(run, call, racers, recorded_call)
+        if recorded_call is None and run.gated and run.may_only_replay:
             return await _stop(run, call, racers)
-        if found is None:
+        if recorded_call is None:
             try:
                 return await _decide(run, call, parent, racers)
             except asyncio.CancelledError:
                 _note_unseen(run, racers)
                 raise
-        winner = None if not found[1]["ok"] else _recorded_winner(run, call, racers, *found)
+        winner = (
+            None
+            if not recorded_call[1]["ok"]
+            else _recorded_winner(run, call, racers, *recorded_call)
+        )
         if winner is None:
-            return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
+            return await run.answer(call, *recorded_call)  # type: ignore[no-any-return]  # it raises
         _, task = await _first_to_end(run, [winner])
         return winner.name, task.result()
     finally:
@@ -185,19 +191,21 @@ async def _decide(
 ) -> tuple[Name, Any]:
     run.begin(call)
     winner, task = await _first_to_end(run, racers)
+    # In flight only from here on: while its branches wait, the run may be suspended.
     run.branches.begin(call)
     try:
-        answered = _answered(run, winner, racers)
-        winner = answered or winner
+        answered_racer = _answered_instead(run, winner, racers)
+        winner = answered_racer or winner
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
         # In the same write as the winner: a replay does not start the losers, so it would not know
         # about their children.
         losers = {racer.branch.path for racer in racers if racer is not winner}
-        started = run.history.open_children(losers)
-        run.history.cancel_runs(call.wait_id(), started, isoformat(run.clock.now()))
+        child_ids = run.history.open_children(losers)
+        run.history.cancel_runs(call.wait_id(), child_ids, isoformat(run.clock.now()))
         try:
-            value = task.result() if answered is None else _value_of(run, answered)
+            value = task.result() if answered_racer is None else _value_of(run, answered_racer)
         except Exception as error:  # noqa: BLE001  # the user's function
+            # A retry of the run drops the record of the race, and with it those of these steps.
             call.failures = leading_to(run.failures, error)
             return await run.fail(call, error)  # type: ignore[no-any-return]  # it raises
         await run.succeed(call, _verdict(run, winner))
@@ -206,7 +214,7 @@ async def _decide(
         run.branches.end(call)
 
 
-def _answered(run: Execution, winner: Racer, racers: Iterable[Racer]) -> Racer | None:
+def _answered_instead(run: Execution, winner: Racer, racers: Iterable[Racer]) -> Racer | None:
     """Return the branch that wins instead, if it is a question that was answered in time.
 
     The person who answered was told that the answer counts. The function has not seen the result of
@@ -231,9 +239,9 @@ def _is_answered(run: Execution, racer: Racer) -> bool:
 
 def _value_of(run: Execution, racer: Racer) -> Any:
     assert racer.call is not None, "it is a question"
-    found = run.recorded(racer.call)
-    assert found is not None, "it is recorded"
-    return run.replay(racer.call, *found)
+    recorded_call = run.find_record(racer.call)
+    assert recorded_call is not None, "it is recorded"
+    return run.replay(racer.call, *recorded_call)
 
 
 async def _stop(run: Execution, call: StepCall, racers: Sequence[Racer]) -> NoReturn:
@@ -248,33 +256,37 @@ async def _stop(run: Execution, call: StepCall, racers: Sequence[Racer]) -> NoRe
 
 
 async def _replay_all(
-    run: Execution, call: StepCall, racers: Sequence[Racer], found: tuple[str, StepRecord] | None
+    run: Execution,
+    call: StepCall,
+    racers: Sequence[Racer],
+    recorded_call: tuple[str, StepRecord] | None,
 ) -> tuple[Name, Any]:
     """Replay all branches of a race, so that they show how their steps are undone.
 
     The losers are cancelled as they were the first time, and not awaited.
     """
     tasks = {racer.name: racer.start() for racer in racers}
+    # Losers are not awaited, and asyncio logs exceptions that are never retrieved.
     for task in tasks.values():
         task.add_done_callback(_retrieve)
     try:
-        if found is None:
+        if recorded_call is None:
             await asyncio.wait(tasks.values())
             await run.gate(call)
             raise AssertionError("a call that has no record does not get here")
-        if not found[1]["ok"]:
-            return await run.answer(call, *found)  # type: ignore[no-any-return]  # it raises
-        winner = _recorded_winner(run, call, racers, *found).name
+        if not recorded_call[1]["ok"]:
+            return await run.answer(call, *recorded_call)  # type: ignore[no-any-return]  # it raises
+        winner = _recorded_winner(run, call, racers, *recorded_call).name
         await asyncio.wait([tasks[winner]])
         return winner, tasks[winner].result()
     finally:
-        below = run.branches.tasks_below(racer.branch for racer in racers)
-        for task in (*tasks.values(), *below):
+        descendants = run.branches.tasks_below(racer.branch for racer in racers)
+        for task in (*tasks.values(), *descendants):
             task.cancel()
 
 
 def _retrieve(task: Task) -> None:
-    """Mark the exception of a task as retrieved, because no code waits for it."""
+    """Mark the exception of a task as retrieved."""
     if not task.cancelled():
         task.exception()
 
@@ -290,8 +302,8 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        below = run.branches.tasks_below(racer.branch for racer in racers)
-        await cancel_and_wait([*tasks, *below])
+        descendants = run.branches.tasks_below(racer.branch for racer in racers)
+        await cancel_and_wait([*tasks, *descendants])
     pairs = zip(racers, tasks, strict=True)
     return next((racer, task) for racer, task in pairs if task in done)
 
@@ -311,18 +323,18 @@ def _recorded_winner(
     for racer in racers:
         if racer.name == name:
             return racer
-    known = ", ".join(repr(racer.name) for racer in racers)
+    names = ", ".join(repr(racer.name) for racer in racers)
     text = (
         f"{call.place()} was won by branch {name!r}, and the function now has the branches "
-        f"{known}; use a new id for a changed race, or a new version of the workflow"
+        f"{names}; use a new id for a changed race, or a new version of the workflow"
     )
-    raise run.break_off(DriftError(call.call, text, recorded=repr(name), asked=known))
+    raise run.stop(DriftError(call.call, text, recorded=repr(name), asked=names))
 
 
 def _discard(run: Execution, work: Sequence[object]) -> None:
     """Close the branches that were not started, and count their records as used."""
     for each in unstarted(work):
-        _skip(run, flattened(arguments_of(each).values()))
+        _skip(run, flatten(arguments_of(each).values()))
         each.close()
 
 
@@ -340,14 +352,14 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
     winner also makes it available to the next wait. If the process dies between the two writes, the
     branch is answered from its record, and may win the race instead.
     """
-    unseen, run.unseen_events = run.unseen_events, []
-    below: dict[str, bytes] = {}
-    for branch, call in unseen:
+    events, run.unseen_events = run.unseen_events, []
+    unclaimed: dict[str, bytes] = {}
+    for branch, call in events:
         if branch.is_below(parent):
-            below |= run.history.mark_unclaimed(call.record_key)
+            unclaimed |= run.history.mark_unclaimed(call.record_key)
         else:
             run.unseen_events.append((branch, call))
-    return below
+    return unclaimed
 
 
 def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:

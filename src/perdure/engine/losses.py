@@ -20,9 +20,9 @@ def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str],
 
 def _explain(loss: codec.Loss) -> str:
     """Explain what cannot be restored, and how to fix it if only its class is missing."""
-    what = "" if loss.cls is None else f" ({loss.cls.__name__})"
+    class_name = "" if loss.cls is None else f" ({loss.cls.__name__})"
     text = (
-        f"{loss.path}{what} cannot come back after a crash as it was ({loss.reason}), so the "
+        f"{loss.path}{class_name} cannot be restored exactly after a crash ({loss.reason}), so the "
         "function sees what was recorded."
     )
     if loss.path.startswith(f"{codec.EXCEPTION}."):
@@ -31,8 +31,8 @@ def _explain(loss: codec.Loss) -> str:
         return f"{text} Return plain data, or objects with fields, from the step"
     name = loss.cls.__name__
     # A part of a value is restored by the type of the whole value, which is unknown here.
-    whole = name if loss.path.isidentifier() else f"…{name}…"
+    hint = name if loss.path.isidentifier() else f"…{name}…"
     return (
-        f"{text} Write returns={whole}, or pass a function with that return annotation instead of "
+        f"{text} Write returns={hint}, or pass a function with that return annotation instead of "
         f"a lambda, or declare types=[{name}] for the workflow"
     )

@@ -84,13 +84,13 @@ class RunMap:
         """Start the runs, wait for all of them, and return how each ended, in order."""
         if not self._items:
             return []
-        if (found := self._run.recorded(self._call)) is not None:
+        if (recorded_call := self._run.find_record(self._call)) is not None:
             # This raises the recorded failure again; otherwise the function has seen these results.
-            self._retried_at = await self._run.answer(self._call, *found)
+            self._retried_at = await self._run.answer(self._call, *recorded_call)
             self._is_seen = True
         await self._start_all()
         calls = self._result_calls()
-        if self._run.recorded(calls[0]) is None:
+        if self._run.find_record(calls[0]) is None:
             await self._wait()
         outcomes = await self._collect(calls)
         return [await self._result(*each) for each in enumerate(outcomes)]
@@ -106,11 +106,11 @@ class RunMap:
         while first < len(self._items):
             call = self._inner(f"start[{first}]")
             call.kind = "start"
-            found = self._run.recorded(call)
-            if found is None:
+            recorded_call = self._run.find_record(call)
+            if recorded_call is None:
                 facts = await self._start_chunk(call, first)
             else:
-                facts = await self._run.answer(call, *found)
+                facts = await self._run.answer(call, *recorded_call)
             self._check_same(call, facts)
             self._base, self._event = facts["base"], facts["event"]
             first += facts["count"]
@@ -121,9 +121,9 @@ class RunMap:
                 f"{self._call.place()} started {facts['of']} runs, and the function now passes "
                 f"{len(self._items)} items; make them depend only on earlier steps"
             )
-            asked = str(len(self._items))
-            drift = DriftError(call.call, text, recorded=str(facts["of"]), asked=asked)
-            raise self._run.break_off(drift)
+            requested = str(len(self._items))
+            drift = DriftError(call.call, text, recorded=str(facts["of"]), asked=requested)
+            raise self._run.stop(drift)
 
     async def _start_chunk(self, call: StepCall, first: int) -> Any:
         run, name = self._run, self._call.wait_id()
@@ -173,18 +173,18 @@ class RunMap:
             try:
                 if await self._is_complete():
                     return
-                since = isoformat(self._run.clock.now())
+                now = isoformat(self._run.clock.now())
                 wait: PendingWait = {
                     "id": call.wait_id(),
                     "kind": "event",
                     "event": self._event,
-                    "since": since,
+                    "since": now,
                 }
                 answer = await self._run.spend(self._run.history.open_wait(wait))
                 if answer is None:
                     # The wait has no timeout, so an operator has ended it.
                     self._cancel()
-                    seconds = self._run.clock.monotonic() - call.started
+                    seconds = self._run.clock.monotonic() - call.started_at
                     await self._run.fail(call, StepTimeout(call.id, seconds))
                 else:
                     call.consumes = (answer.message_id,)
@@ -204,39 +204,41 @@ class RunMap:
         """
         if "retriedAt" not in self._run.history.metadata:
             return False
-        return len(await self._reported()) >= len(self._items)
+        return len(await self._read_outcomes()) >= len(self._items)
 
-    async def _reported(self) -> dict[str, Any]:
+    async def _read_outcomes(self) -> dict[str, Any]:
         """Return the reported outcomes, by the numbers of the runs."""
         try:
             return dict(await self._host.read_log(f"~log:{self._base}"))
         except Exception as error:  # noqa: BLE001  # the log cannot be read
-            raise self._run.break_off(error) from error.__cause__
+            raise self._run.stop(error) from error.__cause__
 
     async def _collect(self, calls: Sequence[StepCall]) -> list[Any]:
         """Return the outcomes in the order of the items, recorded in chunks."""
         run, outcomes = self._run, list[Any]()
-        reported: dict[str, Any] | None = None
+        outcome_by_number: dict[str, Any] | None = None
         for number, call in enumerate(calls):
-            found = run.recorded(call)
-            if found is not None:
-                outcomes += await run.answer(call, *found)
+            recorded_call = run.find_record(call)
+            if recorded_call is not None:
+                outcomes += await run.answer(call, *recorded_call)
                 continue
-            if reported is None:
-                reported = await self._reported()
+            if outcome_by_number is None:
+                outcome_by_number = await self._read_outcomes()
             last = min((number + 1) * CHUNK, len(self._items))
-            chunk = [self._outcome(reported, index) for index in range(number * CHUNK, last)]
+            chunk = [
+                self._outcome(outcome_by_number, index) for index in range(number * CHUNK, last)
+            ]
             # The first record shows that the log was complete, so the message is no longer needed.
             call.consumes = self._call.consumes if number == 0 else ()
             outcomes += await self._record(call, chunk, is_last=call is calls[-1])
         return outcomes
 
-    def _outcome(self, reported: Mapping[str, Any], index: int) -> Any:
+    def _outcome(self, outcome_by_number: Mapping[str, Any], index: int) -> Any:
         """Return the outcome that a child reported."""
-        payload = reported.get(str(index))
+        payload = outcome_by_number.get(str(index))
         if payload is None:
             # The log was complete, so another owner of this run has recorded and deleted it.
-            raise self._run.break_off(LeaseLost(self._run.run_id))
+            raise self._run.stop(LeaseLost(self._run.run_id))
         outcome = codec.loads(payload["outcome"].encode())
         del outcome["workflow"]
         return outcome
@@ -263,8 +265,8 @@ class RunMap:
             try:
                 ref: RunRef[Any] = RunRef(run_id, self._target.name)
                 return Ok(await await_run(run, call, self._host, ref, None))
-            except RunFailed as failed:
-                return Err(failed)
+            except RunFailed as run_error:
+                return Err(run_error)
         scope = run.errors.inside((), self._target.fn)
         call = self._call
         result, error = result_of(
@@ -303,9 +305,9 @@ def _failure(
         f"{len(failures)} of {runs} runs of {call.place()} failed, and {tolerate} are tolerated; "
         f"the first: {failures[0]}"
     )
-    failed = RunFailed(text, None, failures[0].run_id)
-    failed.__cause__ = failures[0]
-    return failed
+    failure = RunFailed(text, None, failures[0].run_id)
+    failure.__cause__ = failures[0]
+    return failure
 
 
 def _chunk() -> Any:

@@ -54,7 +54,7 @@ class ObservedRun(Protocol):
     @property
     def replayed(self) -> int: ...
     @property
-    def broken(self) -> BaseException | None: ...
+    def stopped_by(self) -> BaseException | None: ...
 
 
 class Activation(msgspec.Struct, frozen=True):
@@ -113,8 +113,8 @@ class RunContext:
     @property
     def created_at(self) -> datetime | None:
         """When the run was triggered or last restarted; `None` if that is not stored."""
-        created = created_at_of(self._run.history.metadata)
-        return parse_iso(created) if created else None
+        timestamp = created_at_of(self._run.history.metadata)
+        return parse_iso(timestamp) if timestamp else None
 
     @property
     def now(self) -> datetime:
@@ -137,7 +137,7 @@ class RunContext:
 
         This is `Suspended`, `Cancelled`, `ContinuedAsNew`, `LeaseLost` or an error of the store.
         """
-        return self._run.broken
+        return self._run.stopped_by
 
     def update_metadata(self, **values: Any) -> None:
         """Change metadata of the run; the change is stored with its next write."""
@@ -275,7 +275,7 @@ class Middleware:
 class Around:
     """The middleware of one activation."""
 
-    __slots__ = ("_after", "_context", "_retries", "_runs", "_steps")
+    __slots__ = ("_after_run", "_context", "_retries", "_runs", "_steps")
 
     def __init__(
         self, middleware: Sequence[Middleware], run: ObservedRun, activation: Activation
@@ -284,7 +284,7 @@ class Around:
         self._runs = _overriding(middleware, "around_run")
         self._steps = _overriding(middleware, "around_step")
         self._retries = _overriding(middleware, "on_retry")
-        self._after = _overriding(middleware, "after_run")
+        self._after_run = _overriding(middleware, "after_run")
 
     @property
     def has_steps(self) -> bool:
@@ -298,7 +298,8 @@ class Around:
 
     def after(self, status: RunStatus | None) -> None:
         """Report the status with which the run was stored."""
-        _report(reversed(self._after), self._context, status)
+        # Innermost first, like the code after `call()` in `around_run`.
+        _report(reversed(self._after_run), self._context, status)
 
     async def run(self, function: Call) -> Any:
         """Call the workflow function inside its middleware."""
@@ -337,8 +338,8 @@ def _report(handlers: Iterable[Callable[..., Any]], *facts: object) -> None:
 def _overriding(middleware: Sequence[Middleware], name: str) -> list[Callable[..., Any]]:
     """Return this method of all middleware that overrides it."""
     # Determined once per activation, so that a step does not pay for methods that do nothing.
-    inherited = getattr(Middleware, name)
-    return [getattr(each, name) for each in middleware if getattr(type(each), name) != inherited]
+    default = getattr(Middleware, name)
+    return [getattr(each, name) for each in middleware if getattr(type(each), name) != default]
 
 
 async def send_signals(
@@ -385,19 +386,19 @@ def check_middleware(around: object) -> tuple[Middleware, ...]:
     expected = "a list of instances of perdure.Middleware"
     if isinstance(around, str | bytes) or not isinstance(around, Iterable):
         raise InvalidArgument("around", around, expected)
-    checked = tuple(around)
-    for each in checked:
+    middleware = tuple(around)
+    for each in middleware:
         if not isinstance(each, Middleware):
             hint = "Pass an instance, not the class" if isinstance(each, type) else ""
             raise InvalidArgument("around", each, expected, hint)
-    classes = {type(each) for each in checked}
-    return (*(each for each in EVERYWHERE if type(each) not in classes), *checked)
+    classes = {type(each) for each in middleware}
+    return (*(each for each in EVERYWHERE if type(each) not in classes), *middleware)
 
 
 def user_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the user's part of a run's metadata."""
-    stored = metadata.get(USER)
-    return stored if type(stored) is dict else {}
+    own = metadata.get(USER)
+    return own if type(own) is dict else {}
 
 
 def check_metadata(value: object) -> dict[str, Any]:
@@ -413,17 +414,17 @@ def check_metadata(value: object) -> dict[str, Any]:
             raise InvalidArgument("metadata", value, expected)
     except CodecError as error:
         raise InvalidArgument("metadata", value, expected, str(error)) from error
-    copied: dict[str, Any] = codec.loads(data)
-    return copied
+    metadata: dict[str, Any] = codec.loads(data)
+    return metadata
 
 
 def add_metadata(
     metadata: dict[str, Any], around: Sequence[Middleware], workflow: str, run_id: str
 ) -> None:
     """Add the metadata that middleware stores with a run that is about to start."""
-    combined: dict[str, Any] = {}
+    own_metadata: dict[str, Any] = {}
     for each in around:
-        combined.update(each.metadata(workflow, run_id))
-    if combined:
+        own_metadata.update(each.metadata(workflow, run_id))
+    if own_metadata:
         # The caller's metadata is checked separately, so that middleware cannot make it too large.
-        metadata[USER] = {**check_metadata(combined), **user_metadata(metadata)}
+        metadata[USER] = {**check_metadata(own_metadata), **user_metadata(metadata)}

@@ -247,11 +247,12 @@ class ParallelSteps:
         if timeout is not None:
             options["timeout"] = as_timeout(timeout)
         run = self._run
+        # The map itself has no record; its call only names the branch of the items.
         call = run.call(id, fn)
         branch = call.branch.child(call.call)
         calls = [
             _with_options(run.call(f"{id}[{name}]", fn, (item,), branch=branch), options)
-            for name, item in _named(items, key)
+            for name, item in _named_items(items, key)
         ]
         return run_each(run, branch, calls, concurrency, collect=on_error == "collect")
 
@@ -329,14 +330,16 @@ def _coroutine(index: int, work: Any) -> Coroutine[object, None, Any]:
     if not inspect.isawaitable(work):
         hint = "Pass the members of a list one by one: *calls" if isinstance(work, list) else ""
         raise InvalidArgument(f"work[{index}]", work, _AWAITABLE, hint)
-    return _awaited(work)
+    return _as_coroutine(work)
 
 
-async def _awaited(work: Awaitable[T]) -> T:
+async def _as_coroutine(work: Awaitable[T]) -> T:
     return await work
 
 
-def _named(items: Iterable[Any], key: Callable[[Any], object] | None) -> Iterator[tuple[Name, Any]]:
+def _named_items(
+    items: Iterable[Any], key: Callable[[Any], object] | None
+) -> Iterator[tuple[Name, Any]]:
     for index, item in enumerate(items):
         if key is None:
             yield index, item

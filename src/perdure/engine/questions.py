@@ -44,9 +44,9 @@ def _reply() -> Any:
 
 async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None:
     """Record that a question was answered; the answer is delivered once that is durable."""
-    found = run.recorded(call)
-    if found is not None:
-        await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        await run.answer(call, *recorded_call)
         return
     children = children_of(run, "step.reply")
     async with run.in_flight(call):

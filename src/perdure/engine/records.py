@@ -35,7 +35,7 @@ class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
     at: str
     value: Any
     warnings: tuple[dict[str, str], ...] = ()
-    took: float = 0.0
+    duration_ms: float = 0.0
     number: int = 0
 
 
@@ -47,15 +47,15 @@ class Records:
 
     __slots__ = (
         "_calls",
-        "_early",
-        "_expected",
+        "_early_records",
         "_foreign",
         "_loaded",
-        "_next",
+        "_next_counts",
+        "_next_number",
         "_numbers",
         "_records",
         "_silent",
-        "_skipped",
+        "_skipped_paths",
         "last_key",
         "warnings",
     )
@@ -63,13 +63,13 @@ class Records:
     def __init__(self) -> None:
         self._records: dict[str, Stored] = {}
         self._calls: dict[str, dict[str, str]] = {}
-        self._numbers, self._expected = 0, 1
-        self._early: list[tuple[int, str]] = []
-        self._next: dict[str, int] = {}
+        self._numbers, self._next_number = 0, 1
+        self._early_records: list[tuple[int, str]] = []
+        self._next_counts: dict[str, int] = {}
         self._foreign: set[str] = set()
         self._loaded: set[str] = set()
         self._silent: set[str] = set()
-        self._skipped = _NOTHING
+        self._skipped_paths = _NOTHING
         self.last_key: str | None = None
         self.warnings: list[Any] = []
 
@@ -79,6 +79,7 @@ class Records:
         self._loaded.update(records)
         root = self._calls.setdefault("", {})
         for key, record in records.items():
+            # Only perdure writes this field.
             if "at" not in record:
                 self._foreign.add(key)
             elif "branch" in record:
@@ -103,7 +104,7 @@ class Records:
 
     def skip(self, branch: str, call: str) -> None:
         """Count the records of a call, and of all branches below it, as used."""
-        self._skipped |= {f"{join_path(branch, call)}>"}
+        self._skipped_paths |= {f"{join_path(branch, call)}>"}
         self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
 
     def reserve(self, branch: str, call: str) -> str:
@@ -118,13 +119,13 @@ class Records:
         if key is None:
             # Several branches may call the same id: all but the first get the keys `id#2`, `id#3`
             # …. A key is not reused in this process, even if its call records nothing.
-            n = self._next.get(call, 1)
+            n = self._next_counts.get(call, 1)
             key = call if n == 1 else f"{call}#{n}"
-            while key in self._records or key in self._next:
+            while key in self._records or key in self._next_counts:
                 n += 1
                 key = f"{call}#{n}"
-            self._next[call] = n + 1
-            self._next.setdefault(key, 1)
+            self._next_counts[call] = n + 1
+            self._next_counts.setdefault(key, 1)
             calls[call] = key
         return key
 
@@ -137,8 +138,8 @@ class Records:
         """Publish a record, which answers its calls from now on; it may replace another one."""
         key = self.last_key = record.key
         self._records[key] = record.json
-        if record.number == self._expected and not self._early:
-            self._expected += 1
+        if record.number == self._next_number and not self._early_records:
+            self._next_number += 1
         else:
             self._reorder(record.number, key)
         # Most runs have none of these, and their steps do not pay for them.
@@ -156,12 +157,12 @@ class Records:
 
         The store orders records by number, but a transaction is answered later than other writes.
         """
-        place = bisect(self._early, (number, key))
-        for _, key_after in self._early[place:]:
+        place = bisect(self._early_records, (number, key))
+        for _, key_after in self._early_records[place:]:
             self._records[key_after] = self._records.pop(key_after)
-        self._early.insert(place, (number, key))
-        while self._early and self._early[0][0] <= self._expected:
-            self._expected = max(self._expected, self._early.pop(0)[0] + 1)
+        self._early_records.insert(place, (number, key))
+        while self._early_records and self._early_records[0][0] <= self._next_number:
+            self._next_number = max(self._next_number, self._early_records.pop(0)[0] + 1)
 
     def silence(self, key: str, json: bytes) -> None:
         """Replace a published record with one that no longer answers any call."""
@@ -170,12 +171,12 @@ class Records:
 
     def discard(self, key: str) -> StepRecord | None:
         """Forget a record, so that its step runs again; return the record."""
-        stored = self._records.pop(key, None)
-        if stored is None:
+        data = self._records.pop(key, None)
+        if data is None:
             return None
         self._foreign.discard(key)
         self._loaded.discard(key)
-        record = _decoded(stored)
+        record = _decoded(data)
         self._calls.get(record.get("branch", ""), {}).pop(record.get("call", key), None)
         return record
 
@@ -215,14 +216,14 @@ class Records:
         """Return the records by key, in the order they were made."""
         return {key: self.get(key) for key in self}
 
-    def untouched(self) -> list[str]:
+    def unused_keys(self) -> list[str]:
         """Return the keys of loaded records that were not used.
 
         Records in the branches of a replayed race do not have to be used, nor do the engine's own.
         """
         if not self._loaded:
             return []
-        answered = self._skipped | {
+        used_paths = self._skipped_paths | {
             f"{join_path(branch, call)}>"
             for branch, calls in self._calls.items()
             for call, key in calls.items()
@@ -233,7 +234,7 @@ class Records:
             for key in self._records
             if key in self._loaded
             and not key.startswith(RESERVED)
-            and not is_below(self._peek(key).get("branch", ""), answered)
+            and not is_below(self._peek(key).get("branch", ""), used_paths)
         ]
 
     def __len__(self) -> int:

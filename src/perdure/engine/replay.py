@@ -46,6 +46,8 @@ from perdure.snapshot.rollback import UNDO
 
 LONGEST_AWAIT = timedelta(seconds=1)
 """How long a replay waits for code that awaits no step, no other branch and no timer."""
+# Limits, because a function may never become quiet, set timers in a loop, or call a refused step
+# again and again.
 _PAUSE, _MOST_PAUSES = 0.01, 1000
 _STEADY = 5
 _MOST_TURNS = 100
@@ -53,7 +55,7 @@ _MOST_TIMERS = 1000
 _MOST_REFUSALS = 10_000
 
 
-class _Parked(NamedTuple):
+class _WaitingCall(NamedTuple):
     """A call that waits for its answer. `place` is that of its record, or `None` if it has none."""
 
     call: StepCall
@@ -65,13 +67,13 @@ class Replay(Execution):
     """One replay: `undos` are the calls found so far, `unknown` the keys of the other steps."""
 
     __slots__ = (
-        "_ended",
-        "_parked",
+        "_end_of_replay",
+        "_last_waits",
         "_pauses",
         "_places",
         "_refusals",
-        "_still",
         "_timers",
+        "_waiting_calls",
         "unknown",
     )
 
@@ -79,18 +81,20 @@ class Replay(Execution):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # A late call, in a `finally` block, is harmless here and needs no warning.
         self.gated = self._warned = True
         self.branches.task_class = PatientTask
-        owed = self.history.owed()
-        self.unknown = {key for key in owed if UNDO + key not in self.history}
+        keys = self.history.steps_to_undo()
+        self.unknown = {key for key in keys if UNDO + key not in self.history}
         self._places = {key: place for place, key in enumerate(self.history)}
-        self._parked: dict[Future, _Parked] = {}
-        self._ended: Future = asyncio.get_running_loop().create_future()
-        self._still: list[tuple[Task, Future | None]] = []
+        self._waiting_calls: dict[Future, _WaitingCall] = {}
+        self._end_of_replay: Future = asyncio.get_running_loop().create_future()
+        self._last_waits: list[tuple[Task, Future | None]] = []
         self._pauses, self._timers, self._refusals = _MOST_PAUSES, _MOST_TIMERS, _MOST_REFUSALS
 
     async def learn(self, body: Callable[[Step], Awaitable[Any]]) -> None:
         """Call the function until all undos are known, or until it cannot continue."""
+        # A replay is a run of its own, so its root must not be a branch of another one.
         with outside_runs():
             root = PatientTask(run_function(self, partial(self._replay, body), announce=False))
         try:
@@ -98,7 +102,7 @@ class Replay(Execution):
                 if not await self._take_action():
                     break
         finally:
-            self.break_off(Suspended())
+            self.stop(Suspended())
             root.hurry()
             await cancel_and_wait([root])
 
@@ -111,19 +115,20 @@ class Replay(Execution):
             if not self.live:
                 raise
         # Other branches may not have reached their last record yet.
-        await self._ended
+        await self._end_of_replay
 
-    def break_off(self, error: BaseException) -> BaseException:
+    def stop(self, error: BaseException) -> BaseException:
         """End the replay, and cancel its tasks without delay."""
         self.branches.task_class = None
         for task in self._patient():
             task.hurry()
-        return super().break_off(error)
+        return super().stop(error)
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
         """Return the recorded value, or raise the recorded failure, when it is its turn."""
         # Before waiting, because the call may be cancelled while it waits.
         self.find_undo(call)
+        # A single branch makes its calls in the order of the records anyway.
         if len(self.branches.tasks) > 1:
             await self._park(call, self._places.get(key, len(self._places)))
         return self.replay(call, key, record)
@@ -135,11 +140,11 @@ class Replay(Execution):
     async def _park(self, call: StepCall, place: int | None) -> None:
         self.check_live(call.id)
         future = asyncio.get_running_loop().create_future()
-        self._parked[future] = _Parked(call, place, SCOPE.get())
+        self._waiting_calls[future] = _WaitingCall(call, place, SCOPE.get())
         try:
             await future
         finally:
-            del self._parked[future]
+            del self._waiting_calls[future]
 
     def add_undo(self, call: StepCall, key: str) -> None:
         """Remember how a recorded step is undone."""
@@ -164,7 +169,7 @@ class Replay(Execution):
         # Asyncio calls callbacks between the end of one branch and the wake-up of another.
         quiet = busy = 0
         while quiet < _STEADY:
-            is_busy = any(awaited_future(task) is None for task in self._running())
+            is_busy = any(awaited_future(task) is None for task in self._live_tasks())
             quiet, busy = (0, busy + 1) if is_busy else (quiet + 1, busy)
             if busy < _MOST_TURNS:
                 await self.clock.sleep(0)
@@ -174,7 +179,7 @@ class Replay(Execution):
                 return False
         return True
 
-    def _running(self) -> list[Task]:
+    def _live_tasks(self) -> list[Task]:
         return [task for task in self.branches.tasks if not task.done()]
 
     async def _pause(self) -> bool:
@@ -185,26 +190,29 @@ class Replay(Execution):
 
     def _at_work(self) -> list[Task]:
         """Return the tasks that wait for something outside the run, other than a timer."""
-        running = self._running()
-        resting = {*self._parked, self._ended}
-        waiting = [task for task in running if awaited_future(task) not in resting]
-        return [task for task in waiting if not awaits_only(task, running) and not sleeps(task)]
+        tasks = self._live_tasks()
+        known_futures = {*self._waiting_calls, self._end_of_replay}
+        others = [task for task in tasks if awaited_future(task) not in known_futures]
+        return [task for task in others if not awaits_only(task, tasks) and not sleeps(task)]
 
     async def _changes(self, tasks: Iterable[Task]) -> bool:
         """Return whether one of these tasks continues within `LONGEST_AWAIT`."""
-        before = [(task, awaited_future(task)) for task in tasks]
-        until = self.clock.monotonic() + LONGEST_AWAIT.total_seconds()
-        if not before or before == self._still:
+        waits = [(task, awaited_future(task)) for task in tasks]
+        deadline = self.clock.monotonic() + LONGEST_AWAIT.total_seconds()
+        # They did not continue the last time: waiting for them again would only take longer.
+        if not waits or waits == self._last_waits:
             return False
-        while self.clock.monotonic() < until and await self._pause():
-            if [(task, awaited_future(task)) for task, _ in before] != before:
+        while self.clock.monotonic() < deadline and await self._pause():
+            if [(task, awaited_future(task)) for task, _ in waits] != waits:
                 return True
-        self._still = before
+        self._last_waits = waits
         return False
 
     def _answer(self) -> bool:
         """Answer the call whose record comes first."""
-        answers = {f: each.place for f, each in self._parked.items() if each.place is not None}
+        answers = {
+            f: each.place for f, each in self._waiting_calls.items() if each.place is not None
+        }
         future = min((f for f in answers if not f.done()), key=answers.__getitem__, default=None)
         if future is not None:
             future.set_result(None)
@@ -230,13 +238,13 @@ class Replay(Execution):
 
     def _refuse(self) -> bool:
         """Let a call without a record raise: what ended the scope around it, or `RunOver`."""
-        future = next((f for f in self._parked if not f.done()), None)
+        future = next((f for f in self._waiting_calls if not f.done()), None)
         if future is None or not self._refusals:
             return False
         self._refusals -= 1
-        parked, scope = self._parked[future], self._parked[future].scope
+        waiting_call, scope = self._waiting_calls[future], self._waiting_calls[future].scope
         while scope is not None and scope.cause is None:
             scope = scope.outer
-        text = f"step {parked.call.id!r} does not begin: run {self.run_id!r} is being undone"
+        text = f"step {waiting_call.call.id!r} does not begin: run {self.run_id!r} is being undone"
         future.set_exception(RunOver(text) if scope is None else scope.cause)
         return True

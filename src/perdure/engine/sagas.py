@@ -54,7 +54,7 @@ class Saga:
         self._is_entered = self._is_closing = False
         self._record: dict[str, Any] | None = None
         self._key = ""
-        self._before: list[Branch] = []
+        self._older_branches: list[Branch] = []
 
     async def __aenter__(self) -> None:
         if self._is_entered:
@@ -64,10 +64,12 @@ class Saga:
         self.outer = SCOPE.get()
         outer = () if self.outer is None else self.outer.names
         self.names = (*outer, self._name)
-        if (found := run.recorded(self._call)) is not None:
-            self._key, self._record = found[0], run.replay(self._call, *found)
+        if (recorded_call := run.find_record(self._call)) is not None:
+            self._key, self._record = recorded_call[0], run.replay(self._call, *recorded_call)
+            # Only now must each call ask whether its scope is closed; most runs never pay for that.
             run.gated = True
-        self._before = self._started()
+        # Branches that were started before the block are not part of it: they keep running.
+        self._older_branches = self._branches_below()
         SCOPE.set(self)
 
     async def __aexit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -75,7 +77,7 @@ class Saga:
         run = self._run
         if (error is None and self._record is None) or not run.live:
             # A scope that succeeded is undone only if an enclosing scope, or the run, fails. A run
-            # that is broken off is not undone here either: it leaves memory, or is rolled back as a
+            # that was stopped is not undone here either: it leaves memory, or is rolled back as a
             # whole.
             return
         if error is None:
@@ -89,14 +91,15 @@ class Saga:
         if self._record is None and (self._is_left_to_outer or self._has_nothing_to_undo()):
             return
         was_recorded = self._record is not None
+        # Before anything is awaited, so that no branch of the block begins another step.
         self._is_closing = run.gated = True
         # In a separate task: the block may be cancelled repeatedly, which must not interrupt the
         # undos. Its branch has no parent, so that no race cancels it.
         branch = Branch(run.branches, f"{self._name}>", None)
         try:
             failures = await finish(branch.spawn(self._roll_back(error)))
-        except Interrupted as interrupted:
-            self._note(error, interrupted.answer)
+        except Interrupted as interruption:
+            self._note(error, interruption.answer)
             raise asyncio.CancelledError from None
         self._raise(error, self._note(self._recall(error) if was_recorded else error, failures))
 
@@ -110,8 +113,8 @@ class Saga:
         if self._record is not None:
             for task in self._tasks():
                 task.cancel()
-            tried = (key for key in self._record["undoes"] if UNDO + key in self._run.history)
-            failures = await undo_all(self._run, tried)
+            keys = (key for key in self._record["undoes"] if UNDO + key in self._run.history)
+            failures = await undo_all(self._run, keys)
             self._raise(error, self._note(self._recall(error), failures))
 
     @property
@@ -132,8 +135,8 @@ class Saga:
 
     def _has_nothing_to_undo(self) -> bool:
         """Return whether no step was recorded, and none can be: no branch of the block runs."""
-        is_running = any(not self._is_older(branch) for branch in self._started())
-        return not is_running and not self._run.history.owed(self._name)
+        is_running = any(not self._is_older(branch) for branch in self._branches_below())
+        return not is_running and not self._run.history.steps_to_undo(self._name)
 
     @property
     def is_closed(self) -> bool:
@@ -173,12 +176,12 @@ class Saga:
         If several branches fail, another one may be first in a replay.
         """
         assert self._record is not None, "the scope is closed"
-        run, failed = self._run, self._record.get("failed", ())
-        if leading_to(run.failures, error) == failed or (cause := self.cause) is None:
+        run, failed_keys = self._run, self._record.get("failed", ())
+        if leading_to(run.failures, error) == failed_keys or (cause := self.cause) is None:
             return error
-        if not failed:
+        if not failed_keys:
             return cause
-        first = run.failures.setdefault(failed[0], cause)
+        first = run.failures.setdefault(failed_keys[0], cause)
         if describe(first) == describe(cause):
             return first
         cause.__cause__ = first
@@ -187,34 +190,35 @@ class Saga:
     async def _roll_back(self, error: BaseException) -> dict[str, Exception]:
         """Undo the steps of the scope; return the errors of those that could not be undone."""
         run = self._run
+        # Before the steps to undo are determined: a cancelled branch still finishes its write.
         await cancel_and_wait(self._tasks())
         if self._record is None:
-            if not run.history.owed(self._name):
+            if not run.history.steps_to_undo(self._name):
                 return {}
             self._record = await self._decide(error)
         return await undo_all(run, self._record["undoes"])
 
-    def _started(self) -> list[Branch]:
+    def _branches_below(self) -> list[Branch]:
         """Return the branches that the branch of the block has started, and those below them."""
-        below = self._run.branches.tasks_below([self._call.branch])
-        return [self._run.branches.tasks[task] for task in below]
+        tasks = self._run.branches.tasks_below([self._call.branch])
+        return [self._run.branches.tasks[task] for task in tasks]
 
     def _tasks(self) -> list[Task]:
         """Return the tasks that the block has started, and those below them."""
         tasks = self._run.branches.tasks
-        started = [branch for branch in self._started() if not self._is_older(branch)]
-        return [task for task in tasks if tasks[task] in started]
+        own = [branch for branch in self._branches_below() if not self._is_older(branch)]
+        return [task for task in tasks if tasks[task] in own]
 
     def _is_older(self, branch: Branch) -> bool:
         """Return whether a branch, or one of its ancestors, was started before the block."""
-        return any(branch is old or branch.is_below(old) for old in self._before)
+        return any(branch is old or branch.is_below(old) for old in self._older_branches)
 
     async def _decide(self, error: BaseException) -> dict[str, Any]:
         """Record the rollback of the scope, and its reason."""
         run, call = self._run, self._call
         async with run.in_flight(call):
             value = {
-                "undoes": run.history.owed(self._name),
+                "undoes": run.history.steps_to_undo(self._name),
                 "cause": self._encode(error),
                 "failed": leading_to(run.failures, error),
             }
@@ -232,11 +236,13 @@ class Saga:
     def _note(self, error: BaseException, failures: dict[str, Exception]) -> BaseException:
         """Return the exception that ends the block: the error, or `RollbackFailed`."""
         if failures:
-            failed = RollbackFailed(f"saga {self._id!r}", describe(error), describe_all(failures))
-            failed.__cause__ = error
+            rollback_error = RollbackFailed(
+                f"saga {self._id!r}", describe(error), describe_all(failures)
+            )
+            rollback_error.__cause__ = error
             if not isinstance(error, Exception):
-                logger.error("run %r: %s", self._run.run_id, failed)
-            error = failed
+                logger.error("run %r: %s", self._run.run_id, rollback_error)
+            error = rollback_error
         if self._key:
             self._run.saga_failures[self._key] = error
         return error
@@ -259,9 +265,9 @@ async def _wait_forever(run: Execution, call: StepCall) -> None:
 async def undo_all(run: Execution, keys: Iterable[str]) -> dict[str, Exception]:
     """Undo steps in reverse order of recording; return the errors of failed undos."""
     failures: dict[str, Exception] = {}
-    chosen = set(keys)
-    await _learn(run, chosen)
-    for key in reversed([key for key in run.history if key in chosen]):
+    wanted_keys = set(keys)
+    await _learn(run, wanted_keys)
+    for key in reversed([key for key in run.history if key in wanted_keys]):
         try:
             await _undo(run, key)
         except Exception as error:
@@ -278,13 +284,14 @@ async def _learn(run: Execution, keys: Iterable[str]) -> None:
         return
     assert run.host is not None, "a step with an undo has a host"
     call = StepCall("~replay", run.branches.root, None, _learn, ())
+    # In flight, so that the run is not suspended during the replay.
     run.branches.begin(call)
     try:
-        learned = await run.host.learn_undos()
+        undos = await run.host.learn_undos()
     finally:
         run.branches.end(call)
-    run.undos = {**learned.calls, **run.undos}
-    run.replay_stopped_by = learned.stopped_by
+    run.undos = {**undos.calls, **run.undos}
+    run.replay_stopped_by = undos.stopped_by
 
 
 async def _undo(run: Execution, key: str) -> None:
@@ -292,7 +299,7 @@ async def _undo(run: Execution, key: str) -> None:
     undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
     # The key is not the user's, so no other run may find the record in a cache.
     undo.key, undo.kind, undo.retries = None, "undo", UNDO_RETRY
-    if run.recorded(undo) is None:
+    if run.find_record(undo) is None:
         call = run.undos.get(key)
         if call is None or call.undo is None:
             raise run.replay_stopped_by or PerdureError(

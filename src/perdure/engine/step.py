@@ -281,10 +281,10 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
 
         The time is fixed by the first call, however often the run resumes.
         """
-        until = as_utc(time, "time")
+        wake_at = as_utc(time, "time")
         call = self._run.call(id, self.sleep_until)
         call.kind = "sleep"
-        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep", "wakeAt": isoformat(until)}
+        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep", "wakeAt": isoformat(wake_at)}
         return wait(self._run, call, pending)
 
     def _wait(
@@ -295,10 +295,10 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
             pending["event"] = event
         if duration is not None or event is None:
             parameter = "duration" if event is None else "timeout"
-            pending["wakeAt"] = isoformat(self._until(duration, parameter))
+            pending["wakeAt"] = isoformat(self._wake_time(duration, parameter))
         return pending
 
-    def _until(self, duration: Any, parameter: str) -> datetime:
+    def _wake_time(self, duration: Any, parameter: str) -> datetime:
         now = self._run.clock.now()
         if isinstance(duration, Cron):
             return duration.next(now)
@@ -418,11 +418,11 @@ def current_execution() -> Execution | None:
 
 def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:
     name, value = next(iter(unknown.items()))
-    called = getattr(fn, "__name__", "fn")
+    fn_name = getattr(fn, "__name__", "fn")
     arguments = ", ".join(f"{each}=…" for each in unknown)
     hint = (
         "Pass keyword arguments of the step's function with functools.partial: "
-        f"step(…, partial({called}, {arguments}), …)"
+        f"step(…, partial({fn_name}, {arguments}), …)"
     )
     names = "key, ttl, retry, timeout, limit, approve, returns, errors and undo"
     return InvalidArgument(name, value, f"one of the options {names}", hint)

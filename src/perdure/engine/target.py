@@ -48,7 +48,7 @@ class ChildRuns(Protocol):
         """Return the workflow; raise if it is not a workflow, or if its name is unknown."""
         ...
 
-    def known(self, name: str) -> Target[Any, Any] | None:
+    def find(self, name: str) -> Target[Any, Any] | None:
         """Return the workflow with this name, or `None` if it is unknown."""
         ...
 

@@ -82,17 +82,17 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
     The cancellation is then raised as `Interrupted`, with the task's result. It is passed on to the
     task only if `cancel_while` returns true.
     """
-    cancelled = False
+    is_cancelled = False
     while not task.done():
         try:
             # Not `await task`, which would pass a cancellation of the caller on to the task.
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            cancelled = True
+            is_cancelled = True
             if cancel_while():
                 task.cancel()
     result = task.result()
-    if cancelled:
+    if is_cancelled:
         raise Interrupted(result)
     return result
 
@@ -102,19 +102,20 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
 
     A cancellation of the caller is postponed until then.
     """
-    everything = list(tasks)
-    cancelled = False
-    while pending := [task for task in everything if not task.done()]:
+    all_tasks = list(tasks)
+    is_cancelled = False
+    while pending := [task for task in all_tasks if not task.done()]:
         for task in pending:
             task.cancel()
         try:
             await asyncio.wait(pending, timeout=1)
         except asyncio.CancelledError:
-            cancelled = True
-    for task in everything:
+            is_cancelled = True
+    for task in all_tasks:
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: it was recorded, or no code waits for it
-    if cancelled:
+            # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
+            task.exception()
+    if is_cancelled:
         raise asyncio.CancelledError
 
 
@@ -188,10 +189,10 @@ def _requester(frame: FrameType) -> object:
 
 def timers_where(is_wanted: Callable[[object], bool]) -> list[asyncio.TimerHandle]:
     """Return the timers that code at a wanted `POSITION` has set, next one first."""
-    scheduled = getattr(asyncio.get_running_loop(), "_scheduled", ())
-    timers: list[Any] = [timer for timer in scheduled if not timer.cancelled()]
-    found = [timer for timer in timers if is_wanted(timer._context.get(POSITION))]
-    return sorted(found, key=lambda timer: timer.when())
+    handles = getattr(asyncio.get_running_loop(), "_scheduled", ())
+    timers: list[Any] = [timer for timer in handles if not timer.cancelled()]
+    matching = [timer for timer in timers if is_wanted(timer._context.get(POSITION))]
+    return sorted(matching, key=lambda timer: timer.when())
 
 
 def fire(timer: Any) -> None:
@@ -202,6 +203,7 @@ def fire(timer: Any) -> None:
         scope.deadline = -math.inf
     else:
         timer._run()
+        # Otherwise the loop would run it again when its time comes.
         timer.cancel()
 
 
@@ -222,13 +224,13 @@ def unstarted(values: Iterable[object]) -> Iterator[Coroutine[Any, Any, Any]]:
     The arguments of a coroutine are yielded before it: closing `wait_for(step(…), 5)` alone would
     leave the coroutine of the step behind, and Python would warn that it was never awaited.
     """
-    for each in flattened(values):
+    for each in flatten(values):
         if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
             yield from unstarted(arguments_of(each).values())
             yield each
 
 
-def flattened(values: Iterable[object]) -> Iterator[Any]:
+def flatten(values: Iterable[object]) -> Iterator[Any]:
     """Yield the values, with lists and tuples flattened."""
     for value in values:
         if isinstance(value, list | tuple):
@@ -265,10 +267,10 @@ def current_task() -> Task | None:
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
     """Call a function in the thread of an event loop: at once if in that thread, otherwise soon."""
     try:
-        here = asyncio.get_running_loop() is loop
+        is_in_loop = asyncio.get_running_loop() is loop
     except RuntimeError:
-        here = False
-    if here:
+        is_in_loop = False
+    if is_in_loop:
         function()
     else:
         loop.call_soon_threadsafe(function)
@@ -288,6 +290,7 @@ def awaits_only(task: Task, branches: Collection[Task]) -> bool:
         return False
     if _ends_with(waiter, branches):
         return True
+    # Joins such as `asyncio.wait` await a future of their own; their frame has what it stands for.
     frame = _innermost_frame(task)
     join = None if frame is None else _joins().get(frame.f_code)
     if join is None or frame is None:
@@ -321,6 +324,7 @@ def _ends_with(future: Future, branches: Collection[Task]) -> bool:
 
 def _shielded(outer: Future) -> Future | None:
     """Return the future that `asyncio.shield` protects, given the one it returned."""
+    # The outer future has no other reference to the inner one.
     for callback, *_ in getattr(outer, "_callbacks", None) or ():
         if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
             names = callback.__code__.co_freevars
@@ -342,10 +346,12 @@ def place(task: Task) -> str:
 def _innermost_frame(task: Task) -> FrameType | None:
     inner: Any = task.get_coro()
     while True:
-        awaited = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
-        if awaited is None or not (hasattr(awaited, "cr_frame") or hasattr(awaited, "gi_frame")):
+        next_inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+        if next_inner is None or not (
+            hasattr(next_inner, "cr_frame") or hasattr(next_inner, "gi_frame")
+        ):
             break
-        inner = awaited
+        inner = next_inner
     return getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
 
 
@@ -394,6 +400,8 @@ def _joins() -> dict[CodeType, Join]:
 
 def is_created_by_wait_for() -> bool:
     """Return whether the task factory that called the caller was called by `wait_for`."""
+    # Skips this function, its caller and the factory, then asyncio's functions that create tasks,
+    # of which there are more or fewer in each version.
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code in _STARTS:
         frame = frame.f_back

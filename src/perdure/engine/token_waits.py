@@ -28,18 +28,18 @@ _PAST = isoformat(datetime.fromtimestamp(0, UTC))
 """The wake time of a wait that only checks for an existing message."""
 
 
-def host_of(run: Execution, what: str) -> RunHost:
+def host_of(run: Execution, caller: str) -> RunHost:
     """Return the host of a run, or raise if it has none and nothing could be answered."""
     if run.host is None:
-        raise MissingAbility(NO_STORE, "inbox", what)
+        raise MissingAbility(NO_STORE, "inbox", caller)
     return run.host
 
 
 async def ask(run: Execution, call: StepCall, host: RunHost, question: Ask) -> Any:
     """Wait for the answer to a question, and record it."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     if run.gated:
         await run.gate(call)
     run.begin(call)
@@ -58,26 +58,26 @@ class _Asking:
         self._call = call
         self._host = host
         self._question = question
-        self._told: set[str] = set()
-        self._cancelled = False
+        self._sent_steps: set[str] = set()
+        self._is_cancelled = False
         wait = run.history.waits.get(call.wait_id())
         if wait is not None and "since" in wait:
             # The wait began in an earlier activation, and its record contains the total duration.
-            took = run.clock.now() - parse_iso(wait["since"])
-            call.started -= max(took.total_seconds(), 0)
+            elapsed = run.clock.now() - parse_iso(wait["since"])
+            call.started_at -= max(elapsed.total_seconds(), 0)
 
     async def answer(self) -> Any:
         """Open the wait, or find it open; return the answer as the function sees it."""
         try:
             return await self._answer()
         finally:
-            if self._cancelled and self._run.live:
+            if self._is_cancelled and self._run.live:
                 # The outcome of the call is recorded; the function sees the cancellation.
                 raise asyncio.CancelledError from None
 
     async def _answer(self) -> Any:
         try:
-            received = await self._receive()
+            message = await self._receive()
         except asyncio.CancelledError:
             if self._run.live:
                 await self._withdraw()
@@ -85,10 +85,10 @@ class _Asking:
         except Exception as error:
             if not self._run.live or not self._is_open:
                 raise
-            if _is_closed(received := await self._conclude({"closed": True})):
+            if _is_closed(message := await self._conclude({"closed": True})):
                 self._run.history.close_ask(self._call.wait_id())
                 return await self._fail(error)
-        return await self._record(received)
+        return await self._record(message)
 
     @property
     def _is_open(self) -> bool:
@@ -98,13 +98,13 @@ class _Asking:
         """Close a wait that the function has cancelled; record an answer that was first."""
         if not self._is_open:
             return
-        received = await self._conclude({"closed": True})
-        if received is None or _is_closed(received):
+        message = await self._conclude({"closed": True})
+        if message is None or _is_closed(message):
             self._run.history.close_ask(self._call.wait_id())
         else:
             # The failure of the call is recorded; the function sees the cancellation.
             with suppress(Exception):
-                await self._record(received)
+                await self._record(message)
 
     async def _receive(self) -> Received | None:
         """Return the first message under the wait's name, from any sender."""
@@ -115,17 +115,17 @@ class _Asking:
         while True:
             self._run.open_asks[wait["id"]] = wait
             # An answer that has already arrived counts now: `notify` may be retried for days.
-            received = await self._wait({**wait, "wakeAt": _PAST})
-            if received is None:
+            message = await self._wait({**wait, "wakeAt": _PAST})
+            if message is None:
                 await self._tell(wait, 0)
                 wait = await self._remind(wait)
-                received = await self._wait(wait)
-            if received is None and self._has_expired(wait):
-                received = await self._conclude({"expired": True})
-            if received is None:
+                message = await self._wait(wait)
+            if message is None and self._has_expired(wait):
+                message = await self._conclude({"expired": True})
+            if message is None:
                 continue
-            if not received.payload.get("closed"):
-                return received
+            if not message.payload.get("closed"):
+                return message
             # An earlier owner closed the wait, but died before the write for which it was closed.
             # The function waits again, with another token, since the old one was used up.
             wait = await self._open()
@@ -136,7 +136,7 @@ class _Asking:
         wait: PendingWait = {**self._question.facts, "id": self._call.wait_id()}
         wait["event"], wait["nonce"], wait["since"] = event_of(nonce), nonce, isoformat(now)
         if (timeout := self._question.timeout) is not None:
-            wait["expiresAt"] = wait["wakeAt"] = isoformat(_after(now, timeout, "timeout"))
+            wait["expiresAt"] = wait["wakeAt"] = isoformat(_add_duration(now, timeout, "timeout"))
         if self._question.remind is not None:
             wait["wakeAt"] = self._wake_at(wait, 1)
         if (round := self._next_round()) > 1:
@@ -147,17 +147,17 @@ class _Asking:
                 await self._host.persist()
             except Interrupted:
                 raise asyncio.CancelledError from None
-            except Exception as error:  # noqa: BLE001  # what cannot be stored breaks the run
-                raise run.break_off(error) from error.__cause__
+            except Exception as error:  # noqa: BLE001  # the wait cannot be stored
+                raise run.stop(error) from error.__cause__
         return wait
 
     async def _tell(self, wait: PendingWait, reminder: int) -> None:
         """Send out the token, in a separate step, once for each token and reminder."""
         tell, run = self._question.tell, self._run
         name = self._step_name(wait.get("round", 1), reminder)
-        if tell is None or name in self._told:
+        if tell is None or name in self._sent_steps:
             return
-        self._told.add(name)
+        self._sent_steps.add(name)
         fn, decoration = undecorated(tell)
         request = self._question.request(run, wait, reminder)
         # Not as an argument: the token must not be recorded with the arguments of the step.
@@ -178,8 +178,8 @@ class _Asking:
 
     def _next_round(self) -> int:
         """Return how often this call has asked, to distinguish its steps from earlier ones."""
-        known = self._run.history.waits.get(self._call.wait_id())
-        round = 1 if known is None else known.get("round", 1) + 1
+        wait = self._run.history.waits.get(self._call.wait_id())
+        round = 1 if wait is None else wait.get("round", 1) + 1
         # After the run failed and was retried, the wait is gone, but the records are not.
         while self._run.history.find(self._call.path, self._step_name(round)) is not None:
             round += 1
@@ -191,8 +191,8 @@ class _Asking:
         if interval is None or self._has_expired(wait):
             return wait
         # After a long outage, all missed reminders count as one. Times are stored in milliseconds.
-        passed = run.clock.now() - parse_iso(wait.get("since", "")) + timedelta(milliseconds=1)
-        number = int(passed / interval)
+        elapsed = run.clock.now() - parse_iso(wait.get("since", "")) + timedelta(milliseconds=1)
+        number = int(elapsed / interval)
         if number > 0:
             if wait.get("wakeAt") != (wake_at := self._wake_at(wait, number + 1)):
                 # The record of the reminder makes this durable. If the process dies first, the
@@ -209,8 +209,10 @@ class _Asking:
     def _wake_at(self, wait: PendingWait, number: int) -> str:
         """Return when a reminder is due, or when the wait expires if that is earlier."""
         interval = self._question.remind or timedelta(0)
-        due = isoformat(_after(parse_iso(wait.get("since", "")), number * interval, "remind"))
-        return min(wait.get("expiresAt", due), due)
+        due_at = isoformat(
+            _add_duration(parse_iso(wait.get("since", "")), number * interval, "remind")
+        )
+        return min(wait.get("expiresAt", due_at), due_at)
 
     def _change(self, wait: PendingWait) -> PendingWait:
         self._run.open_asks[wait["id"]] = self._run.history.change_wait(wait)
@@ -225,7 +227,7 @@ class _Asking:
             try:
                 return await self._host.wait(wait)
             except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
-                raise self._run.break_off(error) from error.__cause__
+                raise self._run.stop(error) from error.__cause__
 
     async def _conclude(self, outcome: Mapping[str, Any]) -> Received | None:
         """Answer the wait on behalf of the run, unless it was already answered."""
@@ -233,28 +235,28 @@ class _Asking:
             try:
                 wait = self._run.history.waits[self._call.wait_id()]
                 return await self._host.conclude(wait, outcome)
-            except Interrupted as interrupted:
+            except Interrupted as interruption:
                 # The function must see the cancellation, but only after the record is written.
-                self._cancelled = True
-                first: Received | None = interrupted.answer
+                self._is_cancelled = True
+                first: Received | None = interruption.answer
                 return first
             except Exception as error:  # noqa: BLE001  # the message may or may not have been sent
-                raise self._run.break_off(error) from error.__cause__
+                raise self._run.stop(error) from error.__cause__
 
-    async def _record(self, received: Received | None) -> Any:
+    async def _record(self, message: Received | None) -> Any:
         """Record the answer, and consume its message in the same write."""
-        assert received is not None, "a message that no record consumed is in the inbox"
-        run, call, answer = self._run, self._call, received.payload
+        assert message is not None, "a message that no record consumed is in the inbox"
+        run, call, answer = self._run, self._call, message.payload
         # Before anything changes: if this is too late, the answer is kept as an act.
         run.check_live(call.id)
         wait = run.history.waits[call.wait_id()]
-        call.consumes, call.event = (received.message_id,), wait.get("event", "")
-        call.answer = _facts(answer, received.sent_at)
+        call.consumes, call.event = (message.message_id,), wait.get("event", "")
+        call.answer = _facts(answer, message.sent_at)
         if (act := answer.get("act")) is not None:
             run.history.add_act(act)
         run.history.close_wait(call.wait_id())
         try:
-            value = self._question.value(call, answer, received.sent_at)
+            value = self._question.value(call, answer, message.sent_at)
         except CodecError as error:
             text = f"the answer to {call.place()} does not fit: {error}"
             return await self._fail(CodecError(text))
@@ -277,11 +279,11 @@ class _Asking:
             self._run.branches.end(self._call)
 
 
-def _is_closed(received: Received | None) -> bool:
-    return received is None or bool(received.payload.get("closed"))
+def _is_closed(message: Received | None) -> bool:
+    return message is None or bool(message.payload.get("closed"))
 
 
-def _after(time: datetime, duration: timedelta, parameter: str) -> datetime:
+def _add_duration(time: datetime, duration: timedelta, parameter: str) -> datetime:
     try:
         return time + duration
     except OverflowError:

@@ -15,26 +15,26 @@ class Tracked(dict[str, V]):
     may also assign and delete as in any dict.
     """
 
-    __slots__ = ("_stored", "changed")
+    __slots__ = ("_stored_names", "changes")
 
-    def __init__(self, stored: Mapping[str, V] | None = None) -> None:
-        super().__init__(stored or {})
+    def __init__(self, values: Mapping[str, V] | None = None) -> None:
+        super().__init__(values or {})
         # Shared while empty, because a set takes 200 bytes, and each run has three of these.
-        self._stored = frozenset(self) if self else _NOTHING
-        self.changed: dict[str, V | None] = {}
+        self._stored_names = frozenset(self) if self else _NOTHING
+        self.changes: dict[str, V | None] = {}
 
     def put(self, name: str, value: V) -> V:
         """Add a value, or replace the one with this name."""
-        self[name] = self.changed[name] = value
+        self[name] = self.changes[name] = value
         return value
 
     def remove(self, name: str) -> V | None:
         """Remove a value, and return it."""
-        if name in self._stored:
-            self.changed[name] = None
+        if name in self._stored_names:
+            self.changes[name] = None
         else:
             # It was added and removed between two writes, so the store need not see it.
-            self.changed.pop(name, None)
+            self.changes.pop(name, None)
         return self.pop(name, None)
 
     def take_changes(self) -> Mapping[str, V | None]:
@@ -43,8 +43,8 @@ class Tracked(dict[str, V]):
         A value is written once: an activation that only finds it again writes nothing, and so does
         not count as progress.
         """
-        changed = self.changed
-        if changed:
-            self.changed = {}
-            self._stored |= changed.keys()
-        return changed
+        changes = self.changes
+        if changes:
+            self.changes = {}
+            self._stored_names |= changes.keys()
+        return changes

@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_unwinding(reason: BaseException | None) -> bool:
-    """Return whether a run was broken off for a reason other than its own failure."""
+    """Return whether a run was stopped for a reason other than its own failure."""
     return isinstance(reason, Suspended | Cancelled | LeaseLost)
 
 

@@ -64,22 +64,22 @@ class RunValues:
             name = check_unreserved(check_text(name, "name", _UUID_NAME), "name")
         return UUID(bytes=self._derive("uuid", name)[:16], version=4)
 
-    def _derive(self, what: str, name: str = "") -> bytes:
+    def _derive(self, method: str, name: str = "") -> bytes:
         run = self._run
         _refuse_in_step(
-            f"step.{what}()",
+            f"step.{method}()",
             "There, use Python's own modules random and uuid: the value of a step is recorded. Or "
-            f"call step.{what}() in the workflow function and pass the value to the step",
+            f"call step.{method}() in the workflow function and pass the value to the step",
         )
-        branch = run.branches.current(run.run_id, f"step.{what}")
+        branch = run.branches.current(run.run_id, f"step.{method}")
         # Counted under a reserved name, which neither a step nor a UUID of the user can have.
-        place = name or branch.call(f"~{what}")
+        place = name or branch.call(f"~{method}")
         seed = run.history.metadata.get("seed")
         # Other writers of the format draw no seed; their runs have only an id.
         seed = seed if type(seed) is str and seed else run.run_id
         # A rewind raises the generation, but keeps records whose arguments were derived before it.
         generation = run.history.generation - rewinds_of(run.history.metadata)
-        return derive(seed, generation, branch.path, what, place)
+        return derive(seed, generation, branch.path, method, place)
 
     def patched(self, id: str, /) -> bool:
         """Return whether this branch runs new code: nothing after this place is recorded yet.
@@ -119,8 +119,8 @@ class RunValues:
         run = self._run
         report: dict[str, Any] = {"progress": _check_progress(progress), "note": _check_note(note)}
         run.check_live("step.report")
-        stored = run.history.metadata.get("report")
-        if type(stored) is dict and {**stored, **report} == stored:
+        previous = run.history.metadata.get("report")
+        if type(previous) is dict and {**previous, **report} == previous:
             # A replay repeats the reports of the function: keep the time of the first one.
             return
         report["at"] = isoformat(run.clock.now())
@@ -130,13 +130,13 @@ class RunValues:
             run.history.set_metadata("report", report)
 
 
-def derive(seed: str, generation: int, branch: str, what: str, place: str) -> bytes:
+def derive(seed: str, generation: int, branch: str, method: str, place: str) -> bytes:
     """Return 32 bytes that belong to one place in one generation of a run.
 
     Never change this: an open run would see other values than those it acted on.
     """
     # As JSON, because with any separator, a name that contains the separator could imitate another.
-    return hashlib.sha256(codec.dumps([seed, generation, branch, what, place])).digest()
+    return hashlib.sha256(codec.dumps([seed, generation, branch, method, place])).digest()
 
 
 def _check_progress(progress: object) -> float | None:
@@ -154,7 +154,9 @@ def _check_note(note: object) -> str:
     return "" if note == "" else check_text(note, "note", "a string")
 
 
-def _refuse_in_step(what: str, hint: str) -> None:
+def _refuse_in_step(caller: str, hint: str) -> None:
     position = POSITION.get()
     if isinstance(position, Leaf):
-        raise PerdureError(f"{what} was called inside the function of step {position.id!r}. {hint}")
+        raise PerdureError(
+            f"{caller} was called inside the function of step {position.id!r}. {hint}"
+        )

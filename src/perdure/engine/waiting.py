@@ -22,9 +22,9 @@ UNCLAIMED = "record:"
 
 async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
     """Perform a sleep or a wait for an event, once, and record its end like a step."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     if run.gated:
         await run.gate(call, is_wait=True)
     run.begin(call)
@@ -34,7 +34,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         wait["since"] = isoformat(now)
     elif "since" in wait:
         # The wait began in an earlier activation, and its record contains the total duration.
-        call.started -= max((now - parse_iso(wait["since"])).total_seconds(), 0)
+        call.started_at -= max((now - parse_iso(wait["since"])).total_seconds(), 0)
     run.branches.begin(call)
     try:
         # The wait is closed before the record is encoded, so that one write ends and records it.
@@ -46,16 +46,16 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         run.branches.end(call)
 
 
-async def _receive(run: Execution, call: StepCall, event: str, received: Received) -> Any:
+async def _receive(run: Execution, call: StepCall, event: str, message: Received) -> Any:
     """Record the event that a wait received, and consume its message in the same write."""
-    message_id = received.message_id
+    message_id = message.message_id
     if message_id.startswith(UNCLAIMED):
         key = message_id.removeprefix(UNCLAIMED)
         call.replaces = run.history.claim(key, by=call.record_key)
     else:
         call.consumes = (message_id,)
     try:
-        value = as_type(received.payload, call.returns)
+        value = as_type(message.payload, call.returns)
     except CodecError as error:
         text = f"the payload of event {event!r} does not fit {call.place()}: {error}"
         return await run.fail(call, CodecError(text))
@@ -71,15 +71,15 @@ async def _receive(run: Execution, call: StepCall, event: str, received: Receive
         raise
 
 
-def as_type(payload: Any, expected: Any) -> Any:
+def as_type(payload: Any, annotation: Any) -> Any:
     """Convert a payload that was sent to a run to this type, or raise `CodecError`."""
-    if expected is None:
+    if annotation is None:
         return payload
     data = codec.encode(payload)
     if data is payload:
-        return codec.convert(data, expected)
+        return codec.convert(data, annotation)
     # It has tags, so perdure wrote it, and it is not JSON from another source.
-    return codec.decode(data, expected, typed=True)
+    return codec.decode(data, annotation, typed=True)
 
 
 async def continue_as_new(run: Execution, payload: object) -> NoReturn:
@@ -103,18 +103,18 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
 
 async def transact(run: Execution, call: StepCall) -> Any:
     """Run a step whose writes are committed with its record."""
-    found = run.recorded(call)
-    if found is not None:
-        return await run.answer(call, *found)
+    recorded_call = run.find_record(call)
+    if recorded_call is not None:
+        return await run.answer(call, *recorded_call)
     if run.host is None:
         raise MissingAbility(NO_STORE, "transaction", f"step.transaction({call.id!r})")
     async with run.in_flight(call):
         try:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))
-        except Interrupted as interrupted:
-            run.publish(call, interrupted.answer)
+        except Interrupted as interruption:
+            run.publish(call, interruption.answer)
             raise asyncio.CancelledError from None
-        except Exception as error:  # noqa: BLE001  # the user's function, or what broke the run
+        except Exception as error:  # noqa: BLE001  # the user's function, or what stopped the run
             # In a separate write, because the transaction of the record was rolled back.
             return await run.fail(call, error)
         if isinstance(record, Err):
@@ -135,7 +135,7 @@ async def _transact_once(run: Execution, host: RunHost, call: StepCall) -> Encod
     except RunOver:
         raise
     except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
     if isinstance(failure, Err):
         return failure
     raise failure

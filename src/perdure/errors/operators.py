@@ -21,7 +21,7 @@ class AppliedBefore(Refused):
     """An operator's request was already applied to the run."""
 
     def __init__(self, run_id: str, verb: str) -> None:
-        super().__init__(run_id, verb, "this request was applied before")
+        super().__init__(run_id, verb, "this request was already applied")
 
 
 class InvalidToken(InvalidArgument):
@@ -31,8 +31,8 @@ class InvalidToken(InvalidArgument):
         # The token is a secret, even if it was damaged in transit.
         PerdureError.__init__(
             self,
-            "token: expected the token of an approval or callback, unchanged, as notify= or start= "
-            "was given it and approvals() returns it",
+            "token: expected the token of an approval or callback, exactly as notify= or start= "
+            "received it, or as approvals() returned it",
         )
         self.parameter, self.got, self.expected = "token", None, "the token of a wait"
 
@@ -41,9 +41,11 @@ class AlreadyAnswered(Refused):
     """An approval or callback was already answered: `by` whom and when (`at`)."""
 
     def __init__(self, run_id: str, by: str = "", at: datetime | None = None) -> None:
-        who = f" by {by}" if by else ""
-        when = "" if at is None else f" at {at}"
-        super().__init__(run_id, "answer", f"it was answered{who}{when}; the first answer counts")
+        author = f" by {by}" if by else ""
+        time = "" if at is None else f" at {at}"
+        super().__init__(
+            run_id, "answer", f"it was answered{author}{time}; the first answer counts"
+        )
         self.by = by
         self.at = at
 
@@ -61,10 +63,10 @@ class ScheduleConflict(PerdureError):
     def __init__(self, name: str, differences: Sequence[str]) -> None:
         self.name = name
         self.differences = tuple(differences)
-        listed = ", ".join(self.differences)
+        names = ", ".join(self.differences)
         verb = "differs" if len(self.differences) == 1 else "differ"
         super().__init__(
-            f"schedule {name!r} already exists, and its {listed} {verb} from what was asked for; "
+            f"schedule {name!r} already exists, and its {names} {verb} from what was passed; "
             "change it with (await client.get_schedule(name)).update(…), or choose another name"
         )
 

@@ -46,9 +46,8 @@ class TooDeep(PerdureError, RecursionError):
 
     def __init__(self, run_id: str, limit: int) -> None:
         super().__init__(
-            f"run {run_id!r} cannot start a child run: it has {limit} ancestors, the most that are "
-            "allowed. Does its workflow call itself without end? A long loop is written with "
-            "step.continue_as_new"
+            f"run {run_id!r} cannot start a child run: it has {limit} ancestors, which is the "
+            "maximum. If its workflow calls itself in a long loop, use step.continue_as_new instead"
         )
         self.run_id = run_id
         self.limit = limit
@@ -84,9 +83,9 @@ class AlreadyRunning(PerdureError):
         expires_at: datetime | None = None,
     ) -> None:
         place = "in this process" if where == "here" else f"in {owner}"
-        until = "its lease expires" if expires_at is None else f"its lease expires at {expires_at}"
+        expiry = "its lease expires" if expires_at is None else f"its lease expires at {expires_at}"
         super().__init__(
-            f"run {run_id!r} is already running {place}; wait until it ends or {until}"
+            f"run {run_id!r} is already running {place}; wait until it ends or {expiry}"
         )
         self.run_id = run_id
         self.where = where
@@ -132,11 +131,11 @@ class RollbackFailed(PerdureError):
     undone, as text; the exception itself, if there was one, is `__cause__`.
     """
 
-    def __init__(self, what: str, cause: str, failures: Mapping[str, str]) -> None:
-        listed = "; ".join(f"{key!r} ({reason})" for key, reason in failures.items())
+    def __init__(self, scope: str, cause: str, failures: Mapping[str, str]) -> None:
+        reasons = "; ".join(f"{key!r} ({reason})" for key, reason in failures.items())
         super().__init__(
-            f"{what} was rolled back after {cause}, but {len(failures)} of its steps could not be "
-            f"undone: {listed}"
+            f"{scope} was rolled back after {cause}, but {len(failures)} of its steps could not be "
+            f"undone: {reasons}"
         )
         self.cause = cause
         self.failures = dict(failures)

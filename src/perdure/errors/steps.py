@@ -50,8 +50,8 @@ class Rejected(PerdureError):
         at: datetime | None = None,
         expired: bool = False,
     ) -> None:
-        why = "was not answered in time" if expired else f"was rejected by {by or 'a program'}"
-        super().__init__(f"step {step!r} {why}: {question}" + (f" ({note})" if note else ""))
+        outcome = "was not answered in time" if expired else f"was rejected by {by or 'a program'}"
+        super().__init__(f"step {step!r} {outcome}: {question}" + (f" ({note})" if note else ""))
         self.step = step
         self.question = question
         self.by = by

@@ -24,7 +24,7 @@ class PermitLost(StoreError):
 
     def __init__(self, run_id: str, limit: str) -> None:
         super().__init__(
-            f"run {run_id!r} was broken off: its permit of limit {limit!r} expired, and another "
+            f"run {run_id!r} was stopped: its permit of limit {limit!r} expired, and another "
             "process may use it now; the run continues from its records"
         )
         self.run_id = run_id
@@ -46,9 +46,9 @@ class MissingAbility(StoreError):
 class ValueTooLarge(StoreError):
     """A value is larger than the store accepts."""
 
-    def __init__(self, what: str, size: int, limit: int) -> None:
+    def __init__(self, subject: str, size: int, limit: int) -> None:
         super().__init__(
-            f"{what} is {size:,} bytes, more than the {limit:,} the store accepts; "
+            f"{subject} is {size:,} bytes, more than the {limit:,} the store accepts; "
             "store large data elsewhere and record a reference, or raise max_value_size"
         )
         self.size = size

@@ -10,19 +10,19 @@ class InvalidArgument(PerdureError, ValueError):
     """An argument of a public function has the wrong type or value."""
 
     def __init__(self, parameter: str, got: object, expected: str, hint: str = "") -> None:
-        text = f"{parameter}: expected {expected}, got {_shown(got)} ({type(got).__name__})"
+        text = f"{parameter}: expected {expected}, got {_short_repr(got)} ({type(got).__name__})"
         super().__init__(f"{text}. {hint}" if hint else text)
         self.parameter = parameter
         self.got = got
         self.expected = expected
 
 
-def _shown(got: object) -> str:
+def _short_repr(value: object) -> str:
     try:
-        shown = repr(got)
+        text = repr(value)
     except Exception:  # noqa: BLE001  # __repr__ is the user's code
         return "an object whose repr() fails"
-    return shown if len(shown) <= 120 else shown[:117] + "..."
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 class InvalidDuration(InvalidArgument):
@@ -58,8 +58,8 @@ class SnapshotFormatError(PerdureError):
     def __init__(self, errors: Sequence[str]) -> None:
         self.errors = tuple(errors)
         first = self.errors[0] if self.errors else "unknown problem"
-        more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
-        super().__init__(f"Invalid snapshot format: {first}{more}")
+        suffix = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+        super().__init__(f"Invalid snapshot format: {first}{suffix}")
 
 
 class SnapshotMismatch(PerdureError):

@@ -65,7 +65,7 @@ from perdure.insights.steps import step_detail, steps_page
 from perdure.insights.terms import Term
 from perdure.insights.why import why
 from perdure.presence import read_switches, read_workers
-from perdure.runtime.watching import watching
+from perdure.runtime.watching import watch_run
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Message, Query, Store, can_inbox, check_store, require_search
 from perdure.validation import check_id, check_int
@@ -168,7 +168,7 @@ class Insights:
     async def watch(self, run_id: str) -> AsyncGenerator[RunFacts, None]:
         """Yield a run now and after each change, until it is over."""
         check_id(run_id, "run_id")
-        async with watching(self._store, self._clock, run_id, reports=True) as watch:
+        async with watch_run(self._store, self._clock, run_id, reports=True) as watch:
             while True:
                 if await watch.next() is None:
                     raise RunNotFound(run_id)

@@ -131,7 +131,7 @@ class Changes:
             created = created_at_of(run.history.metadata)
             await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created}])
             await remove_logs_of(self.store, run_id)
-            await settle(host, run.stored, Rest(run.status, delete=True))
+            await settle(host, run.stored_block, Rest(run.status, delete=True))
             await report_end(session, run_id, grant.snapshot, watchers_in(grant.inbox))
 
     async def _lease(self, session: Session, run_id: str) -> Grant | Refusal:

@@ -68,7 +68,7 @@ _WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "
 def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return which of a run's earlier records are kept, and which are dropped."""
     after = set(run.history)
-    kept = tuple(key for key in before if key in after and key != run.entered)
+    kept = tuple(key for key in before if key in after and key != run.entered_key)
     return kept, tuple(key for key in before if key not in after)
 
 
@@ -89,7 +89,7 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
 def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
     parts = [_DONE[request.verb].format(step=request.step)]
     if run.history.rollback is not None and not is_over(run.written_status):
-        parts = [_undoing(request, len(run.history.owed()))]
+        parts = [_undoing(request, len(run.history.steps_to_undo()))]
     if dropped:
         parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
     if run.status == "paused" and request.verb in _WAITING:

@@ -164,14 +164,14 @@ async def read_worker(store: Store, worker: str) -> WorkerPresence | None:
 
 async def read_throughput(store: Store, since: datetime) -> list[Throughput]:
     """Return what workers did since the hour that contains `since`, oldest hour first."""
-    found = await _throughput_keys(store, since)
-    return await _read(store, found, Throughput)
+    document_keys = await _throughput_keys(store, since)
+    return await _read_documents(store, document_keys, Throughput)
 
 
 async def read_last_throughput(store: Store, since: datetime) -> list[Throughput]:
     """Return the newest document of each worker that has one since the hour of `since`."""
     newest = {keys.worker_part(key): key for key in await _throughput_keys(store, since)}
-    return await _read(store, list(newest.values()), Throughput)
+    return await _read_documents(store, list(newest.values()), Throughput)
 
 
 async def read_definitions(store: Store) -> list[DefinitionDocument]:
@@ -195,14 +195,14 @@ async def _throughput_keys(store: Store, since: datetime) -> list[str]:
 async def _read_all(store: Store, prefix: str, kind: type[T]) -> list[T]:
     if not can_search(store):
         return []
-    return await _read(store, await store.documents.keys(f"{prefix}*"), kind)
+    return await _read_documents(store, await store.documents.keys(f"{prefix}*"), kind)
 
 
-async def _read(store: Store, found: Sequence[str], kind: type[T]) -> list[T]:
+async def _read_documents(store: Store, document_keys: Sequence[str], kind: type[T]) -> list[T]:
     if not can_search(store):
         return []
     documents: list[T] = []
-    for first in range(0, len(found), _BATCH):
-        values = await store.documents.get_many(found[first : first + _BATCH])
+    for first in range(0, len(document_keys), _BATCH):
+        values = await store.documents.get_many(document_keys[first : first + _BATCH])
         documents += (each for value in values if (each := decode(value, kind)) is not None)
     return documents

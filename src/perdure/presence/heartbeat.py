@@ -26,7 +26,7 @@ from perdure.presence.switches import Switches, read_switches_of
 from perdure.presence.tally import HourTally
 from perdure.runtime.definition import Definition
 from perdure.runtime.runtime import Runtime
-from perdure.runtime.settlement import Rested
+from perdure.runtime.settlement import SettledRun
 from perdure.snapshot import created_at_of, is_over
 from perdure.store import Grant, SearchStore, require_schedule
 from perdure.version import __version__
@@ -79,7 +79,7 @@ class Heartbeat:
         self._store = store
         self._owner = owner
         self._id = worker_id(owner)
-        self._due = require_schedule(runtime.store, "Worker").due
+        self._find_due = require_schedule(runtime.store, "Worker").due
         self._look = look
         self._on_switches = on_switches
         process = process_of(owner)
@@ -87,13 +87,13 @@ class Heartbeat:
         self._host, self._pid = process.host, int(process.pid)
         self._started_at = runtime.clock.now()
         self._hour = HourTally(self._started_at)
-        self._finished: list[HourTally] = []
+        self._finished_hours: list[HourTally] = []
         self._described_at: datetime | None = None
-        self._failed = self._is_logged = self._stopped = False
+        self._has_failed = self._is_logged = self._is_stopped = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._started_at, self._stopped = self._clock.now(), False
+        self._started_at, self._is_stopped = self._clock.now(), False
         if self._hour.is_over(self._started_at):
             self._hour = HourTally(self._started_at)
         self._hour.resume(self._started_at)
@@ -109,13 +109,18 @@ class Heartbeat:
             await self._try(self._write_end())
             await self._try(documents.delete_worker(self._store, self._id))
 
-    def count(self, grant: Grant, rested: Rested) -> None:
+    def count(self, grant: Grant, settled_run: SettledRun) -> None:
         """Count a run that the worker has released, if it is over."""
-        if is_over(rested.status):
+        if is_over(settled_run.status):
             snapshot = grant.snapshot
             created_at = created_at_of(snapshot.get("metadata"))
-            took = _milliseconds_since(created_at, self._clock.now())
-            self._hour.add(snapshot.get("workflowName") or "", rested.status, took, rested.data)
+            milliseconds = _milliseconds_since(created_at, self._clock.now())
+            self._hour.add(
+                snapshot.get("workflowName") or "",
+                settled_run.status,
+                milliseconds,
+                settled_run.data,
+            )
 
     async def _beat(self) -> None:
         """Write what the worker is doing, and apply the switches."""
@@ -137,9 +142,9 @@ class Heartbeat:
     async def _beat_forever(self) -> None:
         await self._try(self._write_throughput())
         while True:
-            self._failed = False
+            self._has_failed = False
             await self._beat()
-            self._is_logged = self._failed
+            self._is_logged = self._has_failed
             jitter = JITTER * self._runtime.random.random()
             await self._clock.sleep(INTERVAL * (1 - jitter))
 
@@ -148,7 +153,7 @@ class Heartbeat:
             return await work
         except Exception as error:  # noqa: BLE001  # no store error may harm a run
             level = logging.DEBUG if self._is_logged else logging.WARNING
-            self._is_logged = self._failed = True
+            self._is_logged = self._has_failed = True
             logger.log(level, "the heartbeat of worker %s failed: %r", self._id, error)
             return None
 
@@ -169,33 +174,35 @@ class Heartbeat:
         depths, activity = await self._depths(now), self._look()
         self._hour.end_minute(now, activity.slots, activity.running, depths)
         if self._hour.is_over(now):
-            self._finished.append(self._hour)
+            self._finished_hours.append(self._hour)
             self._hour = HourTally(now)
 
     async def _depths(self, now: datetime) -> dict[str, int]:
         """Return how many runs wait for a worker like this one, by queue."""
-        due = await self._try(self._due(now, MAX_DEPTH, drives=self._runtime.registry.drives))
-        return {} if due is None else {"": len(due)}
+        due_runs = await self._try(
+            self._find_due(now, MAX_DEPTH, drives=self._runtime.registry.supported_versions)
+        )
+        return {} if due_runs is None else {"": len(due_runs)}
 
     async def _write_definition(self, definition: Definition[Any, Any], now: datetime) -> None:
         document = describe_definition(definition, now, self._runtime.driver.keep)
         await documents.write_definition(self._store, document)
 
     async def _write_throughput(self) -> None:
-        while self._finished:
-            await documents.write_throughput(self._store, self._throughput(self._finished[0]))
-            del self._finished[0]
+        while self._finished_hours:
+            await documents.write_throughput(self._store, self._throughput(self._finished_hours[0]))
+            del self._finished_hours[0]
         await documents.write_throughput(self._store, self._throughput(self._hour))
 
     async def _write_end(self) -> None:
         activity = self._look()
         self._hour.end_minute(self._clock.now(), activity.slots, activity.running, {})
-        self._stopped = True
+        self._is_stopped = True
         await self._write_throughput()
 
     def _presence(self, activity: Activity) -> WorkerPresence:
         runs = activity.runs
-        steps = sorted((each for run in runs for each in run.steps_in_flight()), key=_since)
+        steps = sorted((each for run in runs for each in run.steps_in_flight()), key=_start_of)
         owners = dict.fromkeys([self._owner, *(run.lease.owner for run in runs if run.lease)])
         return WorkerPresence(
             host=self._host,
@@ -205,7 +212,7 @@ class Heartbeat:
             seen_at=self._clock.now(),
             perdure=__version__,
             python=platform.python_version(),
-            workflows=tuple(self._runtime.registry.drives),
+            workflows=tuple(self._runtime.registry.supported_versions),
             queues=activity.queues,
             limits=activity.limits,
             slots=activity.slots,
@@ -225,13 +232,13 @@ class Heartbeat:
             owner=self._owner,
             hour=hour.hour,
             seen_at=self._clock.now(),
-            stopped=self._stopped,
+            stopped=self._is_stopped,
             workflows=hour.workflows(),
             minutes=tuple(hour.minutes),
         )
 
 
-def _since(step: StepInFlight) -> datetime:
+def _start_of(step: StepInFlight) -> datetime:
     return step.since
 
 

@@ -116,7 +116,7 @@ async def read_switches(store: Store) -> Switches:
     """Return all switches; a store without documents has none."""
     if not can_search(store):
         return Switches()
-    return await _read(store, await store.documents.keys("switch:*"))
+    return await _read_documents(store, await store.documents.keys("switch:*"))
 
 
 async def read_switches_of(
@@ -127,15 +127,15 @@ async def read_switches_of(
     limits: Iterable[str] = (),
 ) -> Switches:
     """Return the switches that concern a worker, in one read."""
-    wanted = [keys.worker_switch_key(worker), *map(keys.workflow_switch_key, workflows)]
-    wanted += map(keys.queue_switch_key, queues)
-    wanted += map(keys.limit_switch_key, limits)
-    return await _read(store, wanted)
+    switch_keys = [keys.worker_switch_key(worker), *map(keys.workflow_switch_key, workflows)]
+    switch_keys += map(keys.queue_switch_key, queues)
+    switch_keys += map(keys.limit_switch_key, limits)
+    return await _read_documents(store, switch_keys)
 
 
-async def _read(store: SearchStore, wanted: list[str]) -> Switches:
+async def _read_documents(store: SearchStore, switch_keys: list[str]) -> Switches:
     switches = Switches()
-    for key, value in zip(wanted, await store.documents.get_many(wanted), strict=True):
+    for key, value in zip(switch_keys, await store.documents.get_many(switch_keys), strict=True):
         _add(switches, key, value)
     return switches
 

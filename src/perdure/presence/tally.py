@@ -42,14 +42,14 @@ class WorkflowTally:
     """The runs of one workflow that ended in the current hour."""
 
     def __init__(self) -> None:
-        self.ended = dict.fromkeys(_ENDS, 0)
+        self.end_counts = dict.fromkeys(_ENDS, 0)
         self.samples = 0
         self._durations: list[int] = []
         self._steps: dict[str, list[int]] = {}
 
     def add(self, status: RunStatus, milliseconds: float | None, snapshot: bytes) -> None:
         """Count a run that ended, with its snapshot as JSON."""
-        self.ended[status] += 1
+        self.end_counts[status] += 1
         if milliseconds is not None:
             add_duration(self._durations, milliseconds)
         # Decoding every snapshot would cost a worker a few percent of its throughput.
@@ -73,9 +73,9 @@ class WorkflowTally:
         """Return the counts as a document."""
         steps = {name: tuple(classes) for name, classes in self._steps.items()}
         return WorkflowThroughput(
-            completed=self.ended["completed"],
-            failed=self.ended["failed"],
-            cancelled=self.ended["cancelled"],
+            completed=self.end_counts["completed"],
+            failed=self.end_counts["failed"],
+            cancelled=self.end_counts["cancelled"],
             durations=tuple(self._durations),
             steps=steps,
         )
@@ -89,7 +89,7 @@ class HourTally:
         self.minutes: list[Minute] = []
         self._minute = now.minute
         self._workflows: dict[str, WorkflowTally] = {}
-        self._counted: tuple[int, ...] = (0, 0, 0)
+        self._counted_ends: tuple[int, ...] = (0, 0, 0)
 
     def add(
         self, workflow: str, status: RunStatus, milliseconds: float | None, snapshot: bytes
@@ -119,19 +119,19 @@ class HourTally:
         if self.minutes and self.minutes[-1].minute == self._minute:
             # The worker was restarted within a minute.
             last = self.minutes.pop()
-            before = (last.completed, last.failed, last.cancelled)
-            self._counted = tuple(map(sub, self._counted, before))
-        ended = self._totals()
-        completed, failed, cancelled = map(sub, ended, self._counted)
+            last_counts = (last.completed, last.failed, last.cancelled)
+            self._counted_ends = tuple(map(sub, self._counted_ends, last_counts))
+        totals = self._totals()
+        completed, failed, cancelled = map(sub, totals, self._counted_ends)
         minute = Minute(self._minute, slots, completed, failed, cancelled, running, dict(depths))
         self.minutes.append(minute)
-        self._minute, self._counted = now.minute, ended
+        self._minute, self._counted_ends = now.minute, totals
         for tally in self._workflows.values():
             tally.samples = 0
 
     def _totals(self) -> tuple[int, ...]:
-        ended = [tally.ended for tally in self._workflows.values()]
-        return tuple(sum(each[status] for each in ended) for status in _ENDS)
+        counts = [tally.end_counts for tally in self._workflows.values()]
+        return tuple(sum(each[status] for each in counts) for status in _ENDS)
 
     def workflows(self) -> dict[str, WorkflowThroughput]:
         """Return the counts of each workflow."""

@@ -66,15 +66,15 @@ def state_of(snapshot: Snapshot, /) -> ResumeState:
 def parse_document(text: str | bytes) -> dict[str, Any]:
     """Parse the JSON object of a resume state without reading its steps."""
     if not isinstance(text, str | bytes):
-        got = type(text).__name__
-        raise StateFormatError(f"text: expected a resume state as a JSON string, got {got}")
+        kind = type(text).__name__
+        raise StateFormatError(f"text: expected a resume state as a JSON string, got {kind}")
     try:
         document = codec.loads(text)
     except CodecError as error:
         raise StateFormatError(f"not a resume state: {error}") from error
     if not isinstance(document, dict):
-        got = type(document).__name__
-        raise StateFormatError(f"not a resume state: expected a JSON object, got {got}")
+        kind = type(document).__name__
+        raise StateFormatError(f"not a resume state: expected a JSON object, got {kind}")
     if "formatVersion" in document:
         as_resume_state(document, "text")
     return document
@@ -92,14 +92,14 @@ def _outcome(entry: ResumeEntry) -> dict[str, Any]:
     result = entry.result
     if isinstance(result, Ok):
         return _success(result.value, entry.facts)
-    raised = isinstance(result.error, BaseException) and entry.origin != "result"
-    cause = entry.serialized_cause or _serialized_cause(result, raised)
+    was_raised = isinstance(result.error, BaseException) and entry.origin != "result"
+    cause = entry.serialized_cause or _serialized_cause(result, was_raised)
     outcome: dict[str, Any] = {
         "ok": False,
-        "error": _summary(cause or {}) if raised else None,
-        "meta": {"origin": entry.origin or ("throw" if raised else "result")},
+        "error": _summary(cause or {}) if was_raised else None,
+        "meta": {"origin": entry.origin or ("throw" if was_raised else "result")},
     }
-    if not raised:
+    if not was_raised:
         error = codec.prepare(result.error, lambda: type(result.error))
         outcome["error"] = error.data
         if error.typed:
@@ -107,15 +107,15 @@ def _outcome(entry: ResumeEntry) -> dict[str, Any]:
     return outcome if cause is None else {**outcome, "cause": cause}
 
 
-def _serialized_cause(failure: Err[Any], raised: bool) -> Mapping[str, Any] | None:
+def _serialized_cause(failure: Err[Any], was_raised: bool) -> Mapping[str, Any] | None:
     error, cause = failure.error, failure.cause
-    if not raised:
+    if not was_raised:
         return None if cause is None else codec.encode_cause(cause)
     if isinstance(error, StepError):
         # This error stands in for an exception whose class is unknown: store that exception
         # instead.
-        if (recorded := codec.recorded_cause(error)) is not None:
-            return {**recorded}
+        if (stored_cause := codec.recorded_cause(error)) is not None:
+            return {**stored_cause}
         stack = {"stack": error.traceback} if error.traceback else {}
         return {"type": "error", "name": error.name, "message": error.message, **stack}
     # A function saw these classes, so it will find them again.
@@ -126,11 +126,11 @@ def _serialized_cause(failure: Err[Any], raised: bool) -> Mapping[str, Any] | No
 def _success(value: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
     if facts.get("typed"):
         return {"ok": True, "value": value}
-    data, _, typed, _ = codec.prepare(value, lambda: type(value))
+    data, _, is_typed, _ = codec.prepare(value, lambda: type(value))
     outcome = {"ok": True, "value": data}
     if data is not value:
         outcome |= {"at": _ANY_TIME, "coded": True}
-    return {**outcome, "typed": True} if typed else outcome
+    return {**outcome, "typed": True} if is_typed else outcome
 
 
 def _summary(cause: Mapping[str, Any]) -> dict[str, Any]:

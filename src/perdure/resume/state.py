@@ -98,19 +98,19 @@ def as_resume_state(value: object, parameter: str = "resume_state") -> ResumeSta
     if value is None or isinstance(value, ResumeState):
         return value
     if isinstance(value, Mapping) and "formatVersion" in value:
-        what, hint = "a snapshot", "pass it as snapshot=, or convert it with state_of(snapshot)"
+        kind, hint = "a snapshot", "pass it as snapshot=, or convert it with state_of(snapshot)"
     elif isinstance(value, Mapping) and ("kind" in value or "entries" in value):
-        what, hint = "a serialized state", "read it with deserialize_state"
+        kind, hint = "a serialized state", "read it with deserialize_state"
     elif isinstance(value, str | bytes):
-        what, hint = "a string", "read it with parse_state"
+        kind, hint = "a string", "read it with parse_state"
     else:
-        what, hint = type(value).__name__, "ResumeStateCollector and parse_state return one"
-    raise StateFormatError(f"{parameter}: expected a ResumeState, got {what}; {hint}")
+        kind, hint = type(value).__name__, "ResumeStateCollector and parse_state return one"
+    raise StateFormatError(f"{parameter}: expected a ResumeState, got {kind}; {hint}")
 
 
 def check_resume_state(state: object) -> ResumeState:
     """Return the state; raise `StateFormatError` with a hint for anything else."""
-    checked = as_resume_state(state, "state")
-    if checked is None:
+    resume_state = as_resume_state(state, "state")
+    if resume_state is None:
         raise StateFormatError("state: expected a ResumeState, got None")
-    return checked
+    return resume_state

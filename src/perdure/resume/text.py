@@ -78,7 +78,7 @@ def _read_cause(key: str, entry_cause: Any) -> dict[str, Any] | None:
 
 def _object(part: Any, key: str, name: str = "") -> dict[str, Any]:
     if not isinstance(part, dict):
-        what = f"`{name}`: " if name else ""
-        got = type(part).__name__
-        raise StateFormatError(f"entry {key!r}: {what}expected an object, got {got}")
+        prefix = f"`{name}`: " if name else ""
+        kind = type(part).__name__
+        raise StateFormatError(f"entry {key!r}: {prefix}expected an object, got {kind}")
     return part

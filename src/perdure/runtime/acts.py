@@ -26,7 +26,7 @@ KEPT_FOR = timedelta(days=400)
 """How long copies of acts are kept: audits usually cover the previous year."""
 
 
-def new_act(request: Request, now: datetime, *, was: str = "", refused: str = "") -> dict[str, Any]:
+def new_act(request: Request, now: datetime, *, old: str = "", refusal: str = "") -> dict[str, Any]:
     """Return the act that records a request."""
     facts = {
         "at": isoformat(now),
@@ -35,8 +35,8 @@ def new_act(request: Request, now: datetime, *, was: str = "", refused: str = ""
         "verb": request.verb,
         "step": request.step,
         "why": request.why,
-        "was": was,
-        "refused": refused,
+        "was": old,
+        "refused": refusal,
         "id": request.id,
     }
     return {name: fact for name, fact in facts.items() if fact}

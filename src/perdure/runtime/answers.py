@@ -98,23 +98,25 @@ def check_answer(by: object, note: object) -> None:
 
 async def send_answer(store: Store, token: str, answer: Answer) -> OpenApproval:
     """Answer a wait and return the request; raise if the answer does not count."""
-    known, inbox = read_token(token), require_inbox(store, "answering")
-    wait, workflow = await _find(inbox, known)
+    parsed_token, inbox = read_token(token), require_inbox(store, "answering")
+    wait, workflow = await _find(inbox, parsed_token)
     _check_fits(wait, answer)
-    message = NewMessage(known.run_id, known.event, codec.dumps(answer), known.event)
+    message = NewMessage(
+        parsed_token.run_id, parsed_token.event, codec.dumps(answer), parsed_token.event
+    )
     (receipt,) = await inbox.send([message])
     if receipt.delivery is not Delivery.DELIVERED:
-        await _refuse(inbox, known, receipt.delivery)
-    poke(store, [known.run_id])
+        await _refuse(inbox, parsed_token, receipt.delivery)
+    poke(store, [parsed_token.run_id])
     wake_workers(store)
-    return _open_approval(known.run_id, wait, workflow)
+    return _open_approval(parsed_token.run_id, wait, workflow)
 
 
 async def find_approval(store: Store, token: str) -> OpenApproval:
     """Return the approval that a token belongs to; raise the same errors as an answer."""
-    known = read_token(token)
-    wait, workflow = await _find(require_inbox(store, "looking up a token"), known)
-    return _open_approval(known.run_id, wait, workflow)
+    parsed_token = read_token(token)
+    wait, workflow = await _find(require_inbox(store, "looking up a token"), parsed_token)
+    return _open_approval(parsed_token.run_id, wait, workflow)
 
 
 async def find_token(store: Store, run_id: str, wait: str | None) -> str:
@@ -123,13 +125,13 @@ async def find_token(store: Store, run_id: str, wait: str | None) -> str:
     if snapshot is None:
         raise RunNotFound(run_id)
     is_waiting = not is_over(rest_status(snapshot))
-    known = list(open_asks(snapshot).values()) if is_waiting else []
-    found = [each for each in known if wait in (None, "", each["id"])]
-    if len(found) == 1:
-        return token_of(run_id, found[0])
-    names = ", ".join(repr(each["id"]) for each in known)
-    if not known:
-        raise Refused(run_id, "answer", "it waits for no answer")
+    asks = list(open_asks(snapshot).values()) if is_waiting else []
+    matching_asks = [each for each in asks if wait in (None, "", each["id"])]
+    if len(matching_asks) == 1:
+        return token_of(run_id, matching_asks[0])
+    names = ", ".join(repr(each["id"]) for each in asks)
+    if not asks:
+        raise Refused(run_id, "answer", "it is not waiting for an answer")
     raise Refused(run_id, "answer", f"it waits for {names}: name one of them")
 
 
@@ -252,18 +254,18 @@ async def _approvals_of(store: Store, run: RunSummary, now: datetime) -> Sequenc
     # An answer makes a run due, unless the run is paused.
     is_still = run.status not in ("running", "paused") and not is_due
     if is_still and not summary.more_asks:
-        return [_listed(run, each) for each in summary.asks]
+        return [_approval_of(run, each) for each in summary.asks]
     snapshot = await store.load(run.id)
     if snapshot is None or is_over(rest_status(snapshot)):
         return []
     messages = await require_inbox(store, "listing approvals").inbox(run.id)
-    answered = {message.name for message in messages}
+    answered_events = {message.name for message in messages}
     waits = [wait for wait in open_waits(snapshot) if wait.get("ask") == "approval"]
-    open_ones = (wait for wait in waits if event_of(wait.get("nonce", "")) not in answered)
+    open_ones = (wait for wait in waits if event_of(wait.get("nonce", "")) not in answered_events)
     return [_open_approval(run.id, wait, run.workflow) for wait in open_ones]
 
 
-def _listed(run: RunSummary, ask: AskSummary) -> OpenApproval:
+def _approval_of(run: RunSummary, ask: AskSummary) -> OpenApproval:
     return OpenApproval(
         token_of(run.id, {"id": ask.id, "kind": "event", "nonce": ask.nonce}),
         run.id,

@@ -21,10 +21,10 @@ async def wait_for_answer(
     end = None if timeout is None else clock.monotonic() + timeout.total_seconds()
     pause = FIRST_PAUSE
     while (answer := await documents.get(key)) is None:
-        left = pause if end is None else end - clock.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no answer came within {timeout}")
-        await clock.sleep(min(pause, left))
+        remaining = pause if end is None else end - clock.monotonic()
+        if remaining <= 0:
+            raise TimeoutError(f"no answer came within {timeout}; the run may still answer")
+        await clock.sleep(min(pause, remaining))
         pause = min(pause * 1.5, LONGEST_PAUSE)
     await asyncio.shield(documents.delete(key))
     return codec.decode(codec.loads(answer.encode()))

@@ -26,13 +26,13 @@ class ChangeCheck:
         A warning is logged once per change, because it concerns all runs that were started before.
         """
         now = definition.definition_hash
-        before = (metadata or {}).get("definitionHash")
-        if before is None or before == now or self._reaction == "ignore":
+        previous_hash = (metadata or {}).get("definitionHash")
+        if previous_hash is None or previous_hash == now or self._reaction == "ignore":
             return
         if self._reaction == "error":
             hint = "Keep the previous code for it, and register the changed one as a new version"
             raise SnapshotMismatch("definition_hash", f"{_change(run_id, definition)}. {hint}")
-        change = (definition.name, before, now)
+        change = (definition.name, previous_hash, now)
         if change not in self._logged:
             self._logged.add(change)
             logger.warning(
@@ -40,7 +40,7 @@ class ChangeCheck:
                 "code runs from there. That is fine if steps kept their ids and arguments; "
                 "otherwise raise version= of the workflow. Logged once for all runs concerned",
                 _change(run_id, definition),
-                before,
+                previous_hash,
                 now,
             )
 

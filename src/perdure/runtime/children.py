@@ -61,7 +61,7 @@ class Children:
             raise InvalidArgument("workflow", workflow, expected)
         return workflow
 
-    def known(self, name: str) -> Definition[Any, Any] | None:
+    def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the newest definition with this name, or `None` if none is registered."""
         return self._registry.find(name)
 
@@ -101,8 +101,8 @@ class Children:
         assert isinstance(target, Definition), "`target` returns definitions"
         start = self._start(target, payloads[0], base, options)
         start.metadata.update(self._facts(call), **options.facts)
-        shared = {**encode_run(start.new_run()), "queue": ""}
-        item = {"run": shared, "first": first, "payloads": list(payloads), "full": full}
+        shared_facts = {**encode_run(start.new_run()), "queue": ""}
+        item = {"run": shared_facts, "first": first, "payloads": list(payloads), "full": full}
         if target.queue is not None:
             item["queues"] = [target.queue_for(payload) for payload in payloads]
         return {"map": item}
@@ -133,11 +133,11 @@ class Children:
         facts: Any = item
         new = facts["start"]
         with outside_runs():
-            stored = await self._store.load(new["id"])
-        reason = "" if stored is None else payload_conflict(new["snapshot"], stored)
-        if stored is None or not reason:
+            snapshot = await self._store.load(new["id"])
+        reason = "" if snapshot is None else payload_conflict(new["snapshot"], snapshot)
+        if snapshot is None or not reason:
             return None
-        return RunConflict(new["id"], workflow_of(stored), reason)
+        return RunConflict(new["id"], workflow_of(snapshot), reason)
 
     def _start(
         self, target: Definition[Any, Any], data: Any, run_id: str, options: ChildOptions
@@ -158,8 +158,8 @@ class Children:
 
     def _tags(self, start: Start, options: ChildOptions) -> dict[str, str]:
         own = self._history.metadata.get("tags") or {}
-        inherited = {name: own[name] for name in options.inherit if name in own}
-        tags = check_tags({**inherited, **start.metadata.get("tags", {})})
+        inherited_tags = {name: own[name] for name in options.inherit if name in own}
+        tags = check_tags({**inherited_tags, **start.metadata.get("tags", {})})
         return {**tags, PARENT: system_tag(PARENT, self._run_id)}
 
     def _facts(self, call: str) -> dict[str, Any]:

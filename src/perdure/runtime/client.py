@@ -27,7 +27,7 @@ from perdure.runtime.options import Plan, Start
 from perdure.runtime.pruning import remove_logs_of
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
-from perdure.runtime.starter import BATCH, Changed, check_list, encode_payload
+from perdure.runtime.starter import BATCH, ChangedRun, check_list, encode_payload
 from perdure.snapshot import Snapshot, is_over, rest_status
 from perdure.snapshot.rollback import rollback_of
 from perdure.store import (
@@ -186,25 +186,25 @@ class Client(ApprovalClient):
         new = self._start(workflow, start, run_id, plan)
         # Checked before a run is created.
         message = _message(Signal(run_id, event, payload, dedup_id))
-        started: Run | None = None
+        run: Run | None = None
         while True:
             if not await self._is_open(new):
-                [started] = await self._create([new])
+                [run] = await self._create([new])
             (result,) = await self._deliver([message])
             if result:
                 wake_workers(self.store)
-                return replace(result, run=started)
+                return replace(result, run=run)
 
     async def _is_open(self, start: Start) -> bool:
         """Return whether there is an open run; raise if it belongs to another workflow."""
         if can_search(self.store):
-            (known,) = await self.store.summaries([start.run_id])
-            if known is None or known.workflow == start.workflow:
-                return known is not None and not is_over(known.status)
-        stored = await self.store.load(start.run_id)
-        if stored is not None:
-            start.check_workflow(stored)
-        return stored is not None and not is_over(rest_status(stored))
+            (summary,) = await self.store.summaries([start.run_id])
+            if summary is None or summary.workflow == start.workflow:
+                return summary is not None and not is_over(summary.status)
+        snapshot = await self.store.load(start.run_id)
+        if snapshot is not None:
+            start.check_workflow(snapshot)
+        return snapshot is not None and not is_over(rest_status(snapshot))
 
     async def ask(
         self, run_id: str, event: str, payload: object = None, *, timeout: Duration | None = None
@@ -217,8 +217,8 @@ class Client(ApprovalClient):
         limit = None if timeout is None else parse_duration(timeout, "timeout")
         store = require_search(self.store, f"{type(self).__name__}.ask")
         question = f"{UUID(int=self.random.getrandbits(128), version=4)}"
-        asked = {"id": question, "payload": encode_payload(payload)}
-        (result,) = await self._send([Signal(run_id, event, asked, question)])
+        message = {"id": question, "payload": encode_payload(payload)}
+        (result,) = await self._send([Signal(run_id, event, message, question)])
         if result.delivery is Delivery.UNKNOWN:
             raise RunNotFound(run_id)
         if result.delivery is Delivery.OVER:
@@ -275,10 +275,10 @@ class Client(ApprovalClient):
             wake_workers(self.store)
         return run
 
-    async def _retry(self, run_id: str) -> Changed:
+    async def _retry(self, run_id: str) -> ChangedRun:
         snapshot = await self._load(run_id)
         if rest_status(snapshot) != "failed":
-            return Changed(self._run(run_id, snapshot), False)
+            return ChangedRun(self._run(run_id, snapshot), False)
         if snapshot["execution"].get("truncated"):
             raise RunFailed(
                 f"run {run_id!r} cannot be retried: its records were too large for the store and "
@@ -290,8 +290,8 @@ class Client(ApprovalClient):
                 run = await self._require(run_id)
                 if run.status == "failed":
                     raise already_running(grant)
-                return Changed(run, False)
-            return await self._made_due(session, grant, retries=True)
+                return ChangedRun(run, False)
+            return await self._make_due(session, grant, retries=True)
 
     async def resume(self, run_id: str) -> Run:
         """Let a worker continue a run at once, even if it is paused.
@@ -305,12 +305,12 @@ class Client(ApprovalClient):
             grant = await session.acquire(self._lease_request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
-            run, is_due = await self._made_due(session, grant, retries=False)
+            run, is_due = await self._make_due(session, grant, retries=False)
         if is_due:
             wake_workers(self.store)
         return run
 
-    async def _made_due(self, session: Session, grant: Grant, *, retries: bool) -> Changed:
+    async def _make_due(self, session: Session, grant: Grant, *, retries: bool) -> ChangedRun:
         run_id, status = grant.lease.id, rest_status(grant.snapshot)
         transition = transitions.make_due
         if is_over(status):
@@ -319,9 +319,9 @@ class Client(ApprovalClient):
             transition = transitions.retry if is_retried else transitions.give_up
         data = await transition(session, grant)
         if data is None:
-            return Changed(await self._require(run_id), False)
+            return ChangedRun(await self._require(run_id), False)
         is_due = transition is not transitions.give_up
-        return Changed(self._run(run_id, codec.loads(data)), is_due)
+        return ChangedRun(self._run(run_id, codec.loads(data)), is_due)
 
     async def delete(self, run_id: str) -> bool:
         """Delete a run and everything that belongs to it; return whether it existed."""

@@ -20,10 +20,10 @@ LIMIT = "deadlineOfParent"
 
 def check_deadline(deadline: Duration) -> timedelta:
     """Check the deadline of a workflow, which counts from when a run first executes."""
-    after = parse_duration(deadline, "deadline")
-    if not after:
+    duration = parse_duration(deadline, "deadline")
+    if not duration:
         raise InvalidDuration("deadline", deadline, "a positive duration")
-    return after
+    return duration
 
 
 def deadline_metadata(deadline: Duration | datetime | None) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def fix_deadline(history: History, clock: Clock, default: timedelta | None) -> d
     if _TIME in metadata:
         return deadline_of(metadata)
     seconds, limit = metadata.get(_DURATION), metadata.get(LIMIT)
-    after = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
-    times = [] if after is None else [clock.now() + after]
+    duration = timedelta(seconds=seconds) if isinstance(seconds, int | float) else default
+    times = [] if duration is None else [clock.now() + duration]
     times += [parse_iso(limit)] if isinstance(limit, str) else []
     if not times:
         return None

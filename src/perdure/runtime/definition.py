@@ -142,18 +142,18 @@ class Definition(Target[P_contra, T_co]):
         metadata = snapshot.get("metadata") or {}
         if metadata.get(UNCHECKED):
             try:
-                metadata = snapshot["metadata"] = self._checked(metadata)
+                metadata = snapshot["metadata"] = self._check_input(metadata)
             except InvalidPayload as error:
                 return error
         return self.decode_payload(metadata.get("input"))
 
-    def _checked(self, metadata: Metadata) -> Metadata:
+    def _check_input(self, metadata: Metadata) -> Metadata:
         data = metadata.get("input")
-        checked = {name: value for name, value in metadata.items() if name != UNCHECKED}
+        new_metadata = {name: value for name, value in metadata.items() if name != UNCHECKED}
         if (fitting := self._encode_stored(data)) != data:
             # The call that triggered the run may be repeated, and must recognize its payload.
-            checked = {"firstInput": data, **checked, "input": fitting}
-        return checked
+            new_metadata = {"firstInput": data, **new_metadata, "input": fitting}
+        return new_metadata
 
     def _encode_stored(self, data: Any) -> Any:
         try:
@@ -204,10 +204,10 @@ def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
     return None if hint is Any or hint is object else hint
 
 
-def payload_problems(payload: object, expected: Any) -> list[str]:
+def payload_problems(payload: object, annotation: Any) -> list[str]:
     """Return the problems of each field of a payload whose fields are known."""
     try:
-        hints = get_type_hints(expected)
+        hints = get_type_hints(annotation)
     except (TypeError, NameError):
         return []
     if not isinstance(payload, Mapping) or not hints:
@@ -215,7 +215,7 @@ def payload_problems(payload: object, expected: Any) -> list[str]:
     problems = []
     for name, hint in hints.items():
         if name not in payload:
-            if name in _required(expected, hints):
+            if name in _required_names(annotation, hints):
                 problems.append(f"{name}: missing")
             continue
         try:
@@ -225,20 +225,20 @@ def payload_problems(payload: object, expected: Any) -> list[str]:
     return problems
 
 
-def _required(expected: Any, hints: Mapping[str, Any]) -> Iterable[str]:
-    if dataclasses.is_dataclass(expected):
+def _required_names(annotation: Any, hints: Mapping[str, Any]) -> Iterable[str]:
+    if dataclasses.is_dataclass(annotation):
         missing = dataclasses.MISSING
         return {
             f.name
-            for f in dataclasses.fields(expected)
+            for f in dataclasses.fields(annotation)
             if f.default is missing and f.default_factory is missing
         }
-    if (keys := getattr(expected, "__required_keys__", None)) is not None:
+    if (keys := getattr(annotation, "__required_keys__", None)) is not None:
         return frozenset(keys)
-    if (fields := getattr(expected, "model_fields", None)) is not None:
+    if (fields := getattr(annotation, "model_fields", None)) is not None:
         return {name for name, f in fields.items() if f.is_required()}
-    if (config := getattr(expected, "__struct_defaults__", None)) is not None:
-        names = expected.__struct_fields__
+    if (config := getattr(annotation, "__struct_defaults__", None)) is not None:
+        names = annotation.__struct_fields__
         return names[: len(names) - len(config)]  # type: ignore[no-any-return]  # a tuple of names
     return hints
 

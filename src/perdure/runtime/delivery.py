@@ -79,46 +79,46 @@ class Deliveries:
         snapshot: Snapshot = codec.loads(new.snapshot)
         metadata = snapshot.get("metadata") or {}
         event = (metadata.get("replyTo") or {}).get("event")
-        stored = await self._session.store.load(new.id)
-        if stored is not None and await self._is_replaced(new, stored):
+        existing = await self._session.store.load(new.id)
+        if existing is not None and await self._is_replaced(new, existing):
             return
-        if event is None or stored is None:
+        if event is None or existing is None:
             return
-        known = stored.get("metadata") or {}
-        if (known.get("replyTo") or {}).get("event") == event:
+        existing_metadata = existing.get("metadata") or {}
+        if (existing_metadata.get("replyTo") or {}).get("event") == event:
             # The item was already delivered, and that run reports its own end.
             return
-        if (conflict := _conflict(new.id, snapshot, stored)) is not None:
+        if (conflict := _conflict(new.id, snapshot, existing)) is not None:
             await self._report(new.id, event, conflict)
         else:
             await self._watch(new.id, event, is_called=True)
 
     async def _start_many(self, facts: Mapping[str, Any]) -> None:
         """Start runs that report their ends to a log, which is created first."""
-        shared, full = facts["run"], facts["full"]
-        log = new_log(shared["id"], self._run_id, self._session.clock.now())
+        shared_facts, full = facts["run"], facts["full"]
+        log = new_log(shared_facts["id"], self._run_id, self._session.clock.now())
         await start_runs(self._session, [log])
         reply = {"run": log.id, "full": full}
         queues = facts.get("queues") or [""] * len(facts["payloads"])
         pairs = zip(facts["payloads"], queues, strict=True)
         runs = [
-            decode_run({**numbered(shared, number, payload, reply), "queue": queue})
+            decode_run({**numbered_run(shared_facts, number, payload, reply), "queue": queue})
             for number, (payload, queue) in enumerate(pairs, facts["first"])
         ]
         answers = await start_runs(self._session, runs)
         for new in (run for run, is_new in zip(runs, answers, strict=True) if not is_new):
             await self._is_replaced(new, await self._session.store.load(new.id))
 
-    async def _is_replaced(self, new: NewRun, stored: Snapshot | None) -> bool:
+    async def _is_replaced(self, new: NewRun, snapshot: Snapshot | None) -> bool:
         """Replace a child of an earlier, removed run that had the id of this run.
 
         A run that is not over, or that anyone else has started, is left alone.
         """
-        while stored is not None and _is_of_earlier_run(stored, codec.loads(new.snapshot)):
+        while snapshot is not None and _is_of_earlier_run(snapshot, codec.loads(new.snapshot)):
             if await self._replace(new):
                 wake_workers(self._session.store)
                 return True
-            stored = await self._session.store.load(new.id)
+            snapshot = await self._session.store.load(new.id)
         return False
 
     async def _replace(self, new: NewRun) -> bool:
@@ -140,27 +140,27 @@ class Deliveries:
             (receipt,) = await send_messages(self._session, [message])
             if receipt.delivery in (Delivery.DELIVERED, Delivery.DUPLICATE):
                 return None
-            stored = await self._session.store.load(run_id)
-            if stored is None:
+            snapshot = await self._session.store.load(run_id)
+            if snapshot is None:
                 return await self._report(run_id, event, missing_outcome(run_id))
-            has_ended = is_over(rest_status(stored))
-            if has_ended and not self._is_to_continue(stored, is_called):
-                outcome = outcome_in(stored["execution"], workflow_of(stored))
+            has_ended = is_over(rest_status(snapshot))
+            if has_ended and not self._is_to_continue(snapshot, is_called):
+                outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
                 return await self._report(run_id, event, outcome)
             # The run was started again in the meantime, or will be continued; then ask again.
             if not has_ended or not await self._continue(run_id):
                 await self._session.clock.sleep(_PAUSE)
 
-    def _is_to_continue(self, stored: Snapshot, is_called: bool) -> bool:
+    def _is_to_continue(self, snapshot: Snapshot, is_called: bool) -> bool:
         """Return whether a child of this run has to be continued.
 
         That is so if it failed or was cancelled before this run was retried, or if it was cancelled
         together with a call that is now made again.
         """
-        retried_at, block = self._history.metadata.get(RETRIED), stored["execution"]
-        if block["status"] != "failed" or _parent_of(stored) != self._run_id:
+        retried_at, block = self._history.metadata.get(RETRIED), snapshot["execution"]
+        if block["status"] != "failed" or _parent_of(snapshot) != self._run_id:
             return False
-        if is_called and (stored.get("metadata") or {}).get(CANCELLED_BY) == PARENT:
+        if is_called and (snapshot.get("metadata") or {}).get(CANCELLED_BY) == PARENT:
             return True
         ended_at = block.get("completedAt") or block["lastUpdated"]
         return isinstance(retried_at, str) and ended_at <= retried_at
@@ -214,32 +214,34 @@ def _parent_of(snapshot: Snapshot) -> str:
     return str(parent.get("run", ""))
 
 
-def _is_of_earlier_run(stored: Snapshot, new: Snapshot) -> bool:
+def _is_of_earlier_run(snapshot: Snapshot, new: Snapshot) -> bool:
     """Return whether a run is over, and belongs to an earlier run with the id of the new parent."""
-    known, own = ((each.get("metadata") or {}).get("parent") or {} for each in (stored, new))
-    if not is_over(rest_status(stored)) or known.get("run") != own.get("run"):
+    stored_parent, own = (
+        (each.get("metadata") or {}).get("parent") or {} for each in (snapshot, new)
+    )
+    if not is_over(rest_status(snapshot)) or stored_parent.get("run") != own.get("run"):
         return False
-    return bool(known.get("seed")) and known["seed"] != own.get("seed")
+    return bool(stored_parent.get("seed")) and stored_parent["seed"] != own.get("seed")
 
 
-def numbered(
-    shared: Mapping[str, Any], index: int, payload: Any, reply: Mapping[str, Any]
+def numbered_run(
+    shared_facts: Mapping[str, Any], index: int, payload: Any, reply: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return one of many runs: what they share, with its own id, seed and payload."""
-    snapshot, run_id = shared["snapshot"], f"{shared['id']}/{index}"
+    snapshot, run_id = shared_facts["snapshot"], f"{shared_facts['id']}/{index}"
     metadata = {**snapshot["metadata"], "replyTo": {**reply, "event": str(index)}}
     # The same for each delivery, and different from that of any other run.
     metadata["seed"] = hashlib.sha256(f"{metadata['seed']}/{index}".encode()).hexdigest()[:16]
     metadata.pop("input", None)
     if payload is not None:
         metadata["input"] = payload
-    return {**shared, "id": run_id, "snapshot": {**snapshot, "metadata": metadata}}
+    return {**shared_facts, "id": run_id, "snapshot": {**snapshot, "metadata": metadata}}
 
 
-def _conflict(run_id: str, new: Snapshot, stored: Snapshot) -> dict[str, Any] | None:
+def _conflict(run_id: str, new: Snapshot, snapshot: Snapshot) -> dict[str, Any] | None:
     """Return the outcome for a parent if the id of its new run belongs to another run."""
-    workflow = workflow_of(stored)
-    reason = payload_conflict(new, stored)
+    workflow = workflow_of(snapshot)
+    reason = payload_conflict(new, snapshot)
     if not reason:
         return None
     record = encode_failure(RunConflict(run_id, workflow, reason), run_id).record

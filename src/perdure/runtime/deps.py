@@ -19,7 +19,7 @@ from perdure.errors import InvalidArgument, PerdureError
 
 logger = logging.getLogger(__name__)
 
-Opened: TypeAlias = AbstractAsyncContextManager[Any]
+ContextManager: TypeAlias = AbstractAsyncContextManager[Any]
 
 _EXPECTED = "a value, an async context manager, or a function without arguments that returns one"
 _HINT = "Decorate an async generator function with contextlib.asynccontextmanager"
@@ -63,9 +63,9 @@ class Dependencies:
         """Return the value for a run that the current task executes; the deps must be entered."""
         if self._open is None:
             return self._plain
-        return self._entries[asyncio.get_running_loop()].driving()
+        return self._entries[asyncio.get_running_loop()].in_use()
 
-    def _shared_entry(self, open: Callable[[], Opened]) -> "_Entry":
+    def _shared_entry(self, open: Callable[[], ContextManager]) -> "_Entry":
         loop = asyncio.get_running_loop()
         entry = self._entries.get(loop)
         if entry is None or not entry.users:
@@ -94,38 +94,40 @@ class _Entry:
     last.
     """
 
-    def __init__(self, open: Callable[[], Opened], previous: "_Entry | None", hint: str) -> None:
+    def __init__(
+        self, open: Callable[[], ContextManager], previous: "_Entry | None", hint: str
+    ) -> None:
         self.users = 0
         self._runs: set[Task] = set()
         self._run_ended = asyncio.Event()
         self._hint = hint
-        self._entered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._unused = asyncio.Event()
-        after = None if previous is None else previous.task
-        self.task: asyncio.Task[None] = detached(self._live(open, after))
+        previous_task = None if previous is None else previous.task
+        self.task: asyncio.Task[None] = detached(self._live(open, previous_task))
 
     @property
     def value(self) -> Any:
         """What the context manager returned."""
-        return self._entered.result()
+        return self._value.result()
 
     async def wait_until_entered(self) -> None:
         """Wait until it is entered, or raise its error; cancelling one caller affects no other."""
-        await asyncio.wait([self._entered])
-        self._entered.result()
+        await asyncio.wait([self._value])
+        self._value.result()
 
     async def close(self) -> None:
         """Exit, or stop entering, and wait until that is done."""
         self._unused.set()
-        if not self._entered.done():
+        if not self._value.done():
             self.task.cancel()
         await asyncio.wait([self.task])
 
     @contextmanager
-    def driving(self) -> Generator[Any]:
+    def in_use(self) -> Generator[Any]:
         """Register the current task as one that uses the value."""
         task = asyncio.current_task()
-        assert task is not None, "a run is driven by a task"
+        assert task is not None, "a run is executed by a task"
         self._runs.add(task)
         try:
             yield self.value
@@ -133,32 +135,32 @@ class _Entry:
             self._runs.discard(task)
             self._run_ended.set()
 
-    async def _live(self, open: Callable[[], Opened], previous: Task | None) -> None:
+    async def _live(self, open: Callable[[], ContextManager], previous: Task | None) -> None:
         try:
             if previous is not None:
                 await asyncio.wait([previous])
             async with open() as value:
-                self._entered.set_result(as_deps(value))
+                self._value.set_result(as_deps(value))
                 await self._wait_until_unused()
             if not self._unused.is_set():
                 logger.error("the deps of a runtime ended while they were in use")
         except Exception as error:  # noqa: BLE001  # the user's context manager
             self._fail(error)
         finally:
-            if not self._entered.done():
+            if not self._value.done():
                 text = "the deps of a runtime were not entered: their task was cancelled"
-                self._entered.set_exception(PerdureError(text))
+                self._value.set_exception(PerdureError(text))
             # Marks the exception as retrieved: every caller may have been cancelled.
-            self._entered.exception()
+            self._value.exception()
 
     def _fail(self, error: Exception) -> None:
-        if not self._entered.done():
+        if not self._value.done():
             if self._hint:
                 error.add_note(self._hint)
-            self._entered.set_exception(error)
+            self._value.set_exception(error)
             return
-        when = "on exit" if self._unused.is_set() else "while in use"
-        logger.error("the deps of a runtime failed %s", when, exc_info=error)
+        phase = "on exit" if self._unused.is_set() else "while in use"
+        logger.error("the deps of a runtime failed %s", phase, exc_info=error)
 
     async def _wait_until_unused(self) -> None:
         try:
@@ -173,7 +175,7 @@ class _Entry:
             raise
 
 
-def _opener(source: object) -> Callable[[], Opened] | None:
+def _opener(source: object) -> Callable[[], ContextManager] | None:
     """Return a factory of context managers to enter, or `None` for a plain value."""
     if _is_context_manager(source):
         return lambda: source
@@ -183,10 +185,10 @@ def _opener(source: object) -> Callable[[], Opened] | None:
         raise InvalidArgument("deps", source, _EXPECTED)
     if inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source):
         raise InvalidArgument("deps", source, _EXPECTED, _HINT)
-    return lambda: _check_opened(source())
+    return lambda: _check_context_manager(source())
 
 
-def _is_context_manager(value: object) -> TypeGuard[Opened]:
+def _is_context_manager(value: object) -> TypeGuard[ContextManager]:
     return hasattr(type(value), "__aenter__") and hasattr(type(value), "__aexit__")
 
 
@@ -205,7 +207,7 @@ def _takes_no_arguments(fn: Callable[..., object]) -> bool:
     return True
 
 
-def _check_opened(opened: object) -> Opened:
-    if not _is_context_manager(opened):
-        raise InvalidArgument("deps()", opened, "an async context manager", _HINT)
-    return opened
+def _check_context_manager(value: object) -> ContextManager:
+    if not _is_context_manager(value):
+        raise InvalidArgument("deps()", value, "an async context manager", _HINT)
+    return value

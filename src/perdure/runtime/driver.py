@@ -47,9 +47,9 @@ from perdure.runtime.edits import (
 )
 from perdure.runtime.ends import is_called_again, leftovers_in, report_end, watchers_in
 from perdure.runtime.registry import Registry
-from perdure.runtime.requests import Requested, cancel_in, requests_in
+from perdure.runtime.requests import ReceivedRequest, cancel_in, requests_in
 from perdure.runtime.settlement import (
-    Rested,
+    SettledRun,
     apply_requests,
     end_failed,
     keeps_only_result,
@@ -98,16 +98,16 @@ class Driver:
 
     async def continue_run(
         self, session: Session, grant: Grant, *, not_before: datetime | None = None
-    ) -> Rested | None:
+    ) -> SettledRun | None:
         """Run until the run ends or is suspended; return `None` if another owner took it over.
 
         A run that is over stays as it is.
         """
         try:
             while True:
-                rested = await self._continue_once(session, grant, not_before)
-                if rested is None or rested.status not in _CONTINUED:
-                    return rested
+                settled_run = await self._continue_once(session, grant, not_before)
+                if settled_run is None or settled_run.status not in _CONTINUED:
+                    return settled_run
                 # The run was settled in order to be continued, but a worker may have claimed it
                 # first.
                 answer = await session.acquire(self.request(grant.lease.id))
@@ -119,14 +119,14 @@ class Driver:
 
     async def _continue_once(
         self, session: Session, grant: Grant, not_before: datetime | None
-    ) -> Rested | None:
+    ) -> SettledRun | None:
         """Run until the run ends, is suspended, or must continue under a new lease."""
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
-        if grant.inbox and (asked := requests_in(grant.inbox)):
+        if grant.inbox and (pending_requests := requests_in(grant.inbox)):
             edit, host = leased_edit(session, grant)
             self._open_outbox(host)
-            return await apply_requests(edit, host, asked)
+            return await apply_requests(edit, host, pending_requests)
         # Before anything is written, so that a run of an unknown workflow or version stays
         # unchanged for a process that knows it.
         definition, payload, history = await self._load(session, grant)
@@ -136,22 +136,22 @@ class Driver:
             host.leftovers = leftovers_in(grant.inbox, history.waits.values())
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
-            return Rested(b"", "running")
-        requests: list[Requested] = []
+            return SettledRun(b"", "running")
+        requests: list[ReceivedRequest] = []
         host.on_message = lambda: self._look_for_requests(host, requests)
-        rested: Rested | None = None
+        settled_run: SettledRun | None = None
         try:
             with self.deps.in_use() as deps:
                 if self.around:
                     host.due_at = due_at_of(grant.snapshot, grant.now)
                 program = self._program(host, definition, payload, deps)
-                drive = run_to_rest if history.rollback is None else roll_back
-                result = await drive(host, program)
-            rested = await self._leave(host, result, definition, requests)
-            return rested
+                execute = run_to_rest if history.rollback is None else roll_back
+                result = await execute(host, program)
+            settled_run = await self._leave(host, result, definition, requests)
+            return settled_run
         finally:
             if host.around is not None:
-                host.around.after(None if rested is None else rested.status)
+                host.around.after(None if settled_run is None else settled_run.status)
             host.free()
 
     def _program(
@@ -189,10 +189,10 @@ class Driver:
 
     def _open_outbox(self, host: RunHost) -> Deliveries:
         deliveries = Deliveries(host.session, host.id, host.history, self.random, self.lease_ttl)
-        host.outbox = Outbox(host.history, deliveries, host.break_off)
+        host.outbox = Outbox(host.history, deliveries, host.stop)
         return deliveries
 
-    async def _close(self, session: Session, grant: Grant) -> Rested | None:
+    async def _close(self, session: Session, grant: Grant) -> SettledRun | None:
         """Report the end of this run to other runs.
 
         Its owner died before it could, or a run asked too late. Or the run ended between the
@@ -204,7 +204,7 @@ class Driver:
         if is_called_again(grant.snapshot, watchers):
             continue_over(edit)
             data = await settle(host, *edit.rest(host), old_requests(grant))
-            return None if data is None else Rested(data, edit.status)
+            return None if data is None else SettledRun(data, edit.status)
         try:
             await host.deliver_rest()
             await report_end(session, host.id, grant.snapshot, watchers)
@@ -217,7 +217,7 @@ class Driver:
             # Its owner died before it could.
             host.history = host.history.without_records()
         data = await settle(host, block, rest, [message.id for message in watchers])
-        return None if data is None else Rested(data, rest.status)
+        return None if data is None else SettledRun(data, rest.status)
 
     async def _leave_to_others(self, session: Session, grant: Grant, error: PerdureError) -> None:
         """Release a run that cannot be executed here.
@@ -229,8 +229,8 @@ class Driver:
             _, host = leased_edit(session, grant)
             await log_failure(rewrite(host, wake_at=host.clock.now()))
         else:
-            later = grant.now + self.lease_ttl
-            await require_lease(self.store).release([grant.lease], wake_at=later)
+            wake_at = grant.now + self.lease_ttl
+            await require_lease(self.store).release([grant.lease], wake_at=wake_at)
 
     async def _load(
         self, session: Session, grant: Grant
@@ -250,7 +250,7 @@ class Driver:
         if not version_of(grant.snapshot.get("metadata")):
             # Written with the first entry: if this process dies, an older one must not continue the
             # run.
-            history.metadata.changed.update(definition.identity)
+            history.metadata.changes.update(definition.identity)
         if history.rollback is None and (failures := failures_to_retry(snapshot)):
             history.drop(failures)
         return definition, payload, history
@@ -260,8 +260,8 @@ class Driver:
         host: RunHost,
         result: Result[Any, Any] | None,
         definition: Definition[Any, Any],
-        requests: Sequence[Requested],
-    ) -> Rested:
+        requests: Sequence[ReceivedRequest],
+    ) -> SettledRun:
         """Settle the run: write its outcome or its waits; release it if that fails."""
         try:
             return await leave(host, result, definition, requests, self.keep)
@@ -277,11 +277,11 @@ class Driver:
             )
             raise
 
-    def _look_for_requests(self, host: RunHost, requests: list[Requested]) -> None:
+    def _look_for_requests(self, host: RunHost, requests: list[ReceivedRequest]) -> None:
         self.bus.track(detached(_read_requests(host, requests)))
 
 
-async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
+async def _read_requests(host: RunHost, requests: list[ReceivedRequest]) -> None:
     """Read the requests of operators, and stop the run to apply them."""
     try:
         messages = await host.read_inbox()
@@ -291,6 +291,6 @@ async def _read_requests(host: RunHost, requests: list[Requested]) -> None:
         return
     requests[:] = requests_in(messages)
     if (cancel := cancel_in(requests, host.history.rollback)) is not None:
-        host.break_off(Cancelled(host.id, cancel.why))
+        host.stop(Cancelled(host.id, cancel.why))
     elif requests:
         host.pause()

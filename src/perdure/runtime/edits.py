@@ -41,39 +41,39 @@ UNPAUSED = "unpausedAt"
 class RunEdit:
     """A run that is being edited: its history, its status, and why it is paused or cancelled.
 
-    `stored` is its `execution` as it was read, and `was_over` says that it had ended. `due_at` is
-    when a queued run starts; `None` means at once. `is_changed` says that the status was set:
-    otherwise a run that is over stays as it is. `acts` are the acts of this write, `entered` is the
-    key of a record that was entered by hand. `undoes` says that the steps of a cancelled run have
-    to be undone.
+    `stored_block` is its `execution` as it was read, and `was_over` says that it had ended.
+    `due_at` is when a queued run starts; `None` means at once. `is_changed` says that the status
+    was set: otherwise a run that is over stays as it is. `acts` are the acts of this write,
+    `entered_key` is the key of a record that was entered by hand. `undoes` says that the steps of a
+    cancelled run have to be undone.
     """
 
     def __init__(
         self,
         run_id: str,
         history: History,
-        stored: ExecutionBlock,
+        stored_block: ExecutionBlock,
         status: RunStatus,
         now: datetime,
         due_at: datetime | None = None,
     ) -> None:
         self.run_id = run_id
         self.history = history
-        self.stored = stored
+        self.stored_block = stored_block
         self.status: RunStatus = status
         self.was_over = is_over(status)
         self.now = now
         self.due_at = due_at
-        self.reason: str = stored.get("reason", "")
+        self.reason: str = stored_block.get("reason", "")
         self.is_changed = False
         self.acts: list[dict[str, Any]] = []
-        self.entered = ""
+        self.entered_key = ""
         self.undoes = True
 
-    def record(self, request: Request, *, was: str = "", refused: str = "") -> None:
+    def record(self, request: Request, *, old: str = "", refusal: str = "") -> None:
         """Record an operator's act; requests of programs are not recorded."""
         if request.by:
-            act = new_act(request, self.now, was=was, refused=refused)
+            act = new_act(request, self.now, old=old, refusal=refusal)
             self.acts.append(act)
             add_act(self.history.metadata, act)
 
@@ -113,16 +113,16 @@ class RunEdit:
             end = cancelled(host, self.reason)
             return end_or_undo(host, *end) if self.undoes else end
         if is_over(status):
-            return self.stored, _over(host, status)
+            return self.stored_block, _over(host, status)
         if status == "paused":
-            return self._paused(host)
+            return self._pause(host)
         if status == "queued":
             awaits = () if self.due_at is None else (OPERATOR,)
             wake_at = self.due_at or host.clock.now()
             return self._block(host, "queued"), Rest("queued", wake_at, awaits)
         return at_rest(host, self.waits)
 
-    def _paused(self, host: RunHost) -> tuple[ExecutionBlock, Rest]:
+    def _pause(self, host: RunHost) -> tuple[ExecutionBlock, Rest]:
         block = self._block(host, "paused", reason=self.reason)
         if self.due_at is not None:
             block["dueAt"] = isoformat(self.due_at)
@@ -172,8 +172,8 @@ def due_at_of(snapshot: Snapshot, now: datetime) -> datetime | None:
         return min(past)
     if block.get("state") != "queued" or snapshot.get("steps"):
         return None
-    created = created_at_of(snapshot.get("metadata"))
-    return stored_due_at(block) or (parse_iso(created) if created else None)
+    created_at = created_at_of(snapshot.get("metadata"))
+    return stored_due_at(block) or (parse_iso(created_at) if created_at else None)
 
 
 async def settle(

@@ -46,8 +46,8 @@ def is_called_again(snapshot: Snapshot, watchers: Iterable[Message]) -> bool:
     if metadata.get("cancelledBy") != PARENT:
         return False
     parent = (metadata.get("parent") or {}).get("run")
-    asked = (codec.loads(message.payload) for message in watchers)
-    return any(each.get("isCalled") and each["run"] == parent for each in asked)
+    requests = (codec.loads(message.payload) for message in watchers)
+    return any(each.get("isCalled") and each["run"] == parent for each in requests)
 
 
 def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> list[str]:
@@ -55,9 +55,9 @@ def leftovers_in(messages: Iterable[Message], waits: Iterable[PendingWait]) -> l
 
     A wait is durable before its answer can exist, so no later wait is meant for these messages.
     """
-    awaited = {wait.get("event") for wait in waits}
+    awaited_events = {wait.get("event") for wait in waits}
     ends = (message for message in messages if message.name.startswith((DONE, ANSWER)))
-    return [message.id for message in ends if message.name not in awaited]
+    return [message.id for message in ends if message.name not in awaited_events]
 
 
 def done_message(run_id: str, event: str, to: str, outcome: Mapping[str, Any]) -> NewMessage:
@@ -95,18 +95,18 @@ async def report_end(
 
     A run that is not over is reported as one that no longer exists.
     """
-    asked = [codec.loads(message.payload) for message in watchers]
+    requests = [codec.loads(message.payload) for message in watchers]
     if (caller := reply_to_of(snapshot.get("metadata") or {})) is not None:
-        asked.append(caller)
-    if not asked:
+        requests.append(caller)
+    if not requests:
         return
     if is_over(rest_status(snapshot)):
         outcome = outcome_in(snapshot["execution"], workflow_of(snapshot))
     else:
         outcome = missing_outcome(run_id)
-    messages = [done_message(run_id, each["event"], each["run"], outcome) for each in asked]
+    messages = [done_message(run_id, each["event"], each["run"], outcome) for each in requests]
     receipts = await send_messages(session, messages)
-    for each, receipt in zip(asked, receipts, strict=True):
+    for each, receipt in zip(requests, receipts, strict=True):
         await _report_full(session, each.get("full"), receipt)
 
 

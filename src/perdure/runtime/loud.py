@@ -21,26 +21,26 @@ def log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
         "run %r of workflow %r failed%s: %s%s",
         host.id,
         host.history.name,
-        (f" at step {steps}" if steps else "") + _undone(host),
+        (f" at step {steps}" if steps else "") + _rollback_note(host),
         error if isinstance(error, str) else repr(error),
         "".join(f"\n{_recorded_traceback(run.failures[key])}" for key in keys).rstrip(),
         exc_info=next(exceptions, None),
     )
 
 
-def _undone(host: RunHost) -> str:
+def _rollback_note(host: RunHost) -> str:
     rollback = host.history.rollback
     return "" if rollback is None else f"; {rollback['steps']} of its steps are undone"
 
 
 def log_failed_rollback(host: RunHost, failures: Mapping[str, BaseException]) -> None:
     """Log once at ERROR that steps of a run could not be undone."""
-    listed = "".join(f"\n  step {key!r}: {error!r}" for key, error in failures.items())
+    lines = "".join(f"\n  step {key!r}: {error!r}" for key, error in failures.items())
     logger.error(
         "the rollback of run %r of workflow %r failed; retry the run to continue it:%s",
         host.id,
         host.history.name,
-        listed,
+        lines,
     )
 
 

@@ -53,7 +53,7 @@ AT_A_TIME = 5.0
 """How many seconds the run works before it is settled; it then continues at once."""
 
 
-class Declared(msgspec.Struct, frozen=True):
+class DeclaredPolicy(msgspec.Struct, frozen=True):
     """How many seconds a version of a workflow keeps its runs, by status; the rest forever."""
 
     version: int
@@ -67,7 +67,7 @@ class MaintenanceInput(msgspec.Struct, frozen=True):
     was done. `removed` is how many runs were removed in total.
     """
 
-    policies: dict[str, Declared] = {}
+    policies: dict[str, DeclaredPolicy] = {}
     since: datetime | None = None
     looked_at: datetime | None = None
     removed: int = 0
@@ -79,7 +79,7 @@ def read_input(snapshot: Snapshot | None) -> MaintenanceInput:
     return msgspec.convert(data or {}, MaintenanceInput)
 
 
-def spans_of(policies: Mapping[str, Declared]) -> Policies:
+def spans_of(policies: Mapping[str, DeclaredPolicy]) -> Policies:
     """Return how long runs are kept."""
     return {
         name: {status: timedelta(seconds=span) for status, span in each.spans.items()}
@@ -87,29 +87,31 @@ def spans_of(policies: Mapping[str, Declared]) -> Policies:
     }
 
 
-def merged(known: Mapping[str, Declared], declared: Mapping[str, Declared]) -> dict[str, Declared]:
+def merge_policies(
+    policies: Mapping[str, DeclaredPolicy], declared_policies: Mapping[str, DeclaredPolicy]
+) -> dict[str, DeclaredPolicy]:
     """Return the policies after a worker has declared its own; a lower version changes nothing."""
     newer = {
         name: each
-        for name, each in declared.items()
-        if (each.version >= known[name].version if name in known else bool(each.spans))
+        for name, each in declared_policies.items()
+        if (each.version >= policies[name].version if name in policies else bool(each.spans))
     }
-    return {**known, **newer}
+    return {**policies, **newer}
 
 
 async def declare(
-    store: Store, declared: Mapping[str, Declared], now: datetime, random: Random
+    store: Store, own: Mapping[str, DeclaredPolicy], now: datetime, random: Random
 ) -> None:
     """Send the policies of a worker's workflows to `~maintenance`, creating it if necessary."""
     snapshot = await store.load(MAINTENANCE)
-    policies = merged(read_input(snapshot).policies, declared)
+    policies = merge_policies(read_input(snapshot).policies, own)
     if snapshot is None and policies:
         await _create(require_maintenance_of(store), policies, now, random)
         snapshot = await store.load(MAINTENANCE)
-    if merged(read_input(snapshot).policies, declared) == read_input(snapshot).policies:
+    if merge_policies(read_input(snapshot).policies, own) == read_input(snapshot).policies:
         return
-    logger.info("the policies of %s are declared", ", ".join(sorted(declared)))
-    payload = codec.dumps(msgspec.to_builtins(dict(declared)))
+    logger.info("the policies of %s are declared", ", ".join(sorted(own)))
+    payload = codec.dumps(msgspec.to_builtins(dict(own)))
     await require_inbox(store, "keep=").send([NewMessage(MAINTENANCE, POLICIES, payload)])
     wake_workers(store)
 
@@ -122,59 +124,59 @@ def require_maintenance_of(store: Store) -> Store:
 
 
 async def _create(
-    store: Store, policies: dict[str, Declared], now: datetime, random: Random
+    store: Store, policies: dict[str, DeclaredPolicy], now: datetime, random: Random
 ) -> None:
-    given = msgspec.to_builtins(MaintenanceInput(policies))
-    metadata = {"input": given, **MAINTENANCE_WORKFLOW.identity}
+    first_input = msgspec.to_builtins(MaintenanceInput(policies))
+    metadata = {"input": first_input, **MAINTENANCE_WORKFLOW.identity}
     new = queued_run(MAINTENANCE, MAINTENANCE, metadata, now, random)
     await require_schedule(store, "keep=").enqueue([new])
     wake_workers(store)
 
 
-async def maintain(step: Step, given: MaintenanceInput) -> MaintenanceInput:
+async def maintain(step: Step, state: MaintenanceInput) -> MaintenanceInput:
     """Remove runs for some seconds, and return the new state."""
     run = current_execution()
     assert run is not None, "a workflow function is called in a run"
     host = run.host
-    assert isinstance(host, RunHost), "it is driven by a runtime"
+    assert isinstance(host, RunHost), "it is executed by a runtime"
     try:
-        given = await _with_messages(host, given)
-        return await _remove(run, host, given)
+        state = await _with_messages(host, state)
+        return await _remove(run, host, state)
     except StoreError as error:
         # The run has not failed: it is tried again.
-        raise run.break_off(error) from error.__cause__
+        raise run.stop(error) from error.__cause__
     except Exception:
         logger.exception("removing old runs failed; it is tried again in an hour")
-        return replace(given, since=None)
+        return replace(state, since=None)
 
 
-async def _with_messages(host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
+async def _with_messages(host: RunHost, state: MaintenanceInput) -> MaintenanceInput:
     """Return the input with the policies that were declared; the rest consumes the messages."""
     messages = [each for each in await host.read_inbox() if each.name == POLICIES]
     # Even an unreadable message is consumed: it would make the run due again at once.
     host.leftovers = (*host.leftovers, *(message.id for message in messages))
-    policies: Mapping[str, Declared] = given.policies
+    policies: Mapping[str, DeclaredPolicy] = state.policies
     for message in messages:
-        declared = msgspec.convert(codec.loads(message.payload), dict[str, Declared])
-        policies = merged(policies, declared)
-    if policies == given.policies:
-        return given
+        declared_policies = msgspec.convert(codec.loads(message.payload), dict[str, DeclaredPolicy])
+        policies = merge_policies(policies, declared_policies)
+    if policies == state.policies:
+        return state
     # Start a new pass: more runs may be old enough now, and their logs were not examined.
-    return replace(given, policies=dict(policies), since=None)
+    return replace(state, policies=dict(policies), since=None)
 
 
-async def _remove(run: Execution, host: RunHost, given: MaintenanceInput) -> MaintenanceInput:
+async def _remove(run: Execution, host: RunHost, state: MaintenanceInput) -> MaintenanceInput:
     now = run.clock.now()
     store = require_maintenance(host.session.store, "keep=")
-    pruner = Pruner(store, run.clock, spans_of(given.policies), given.since or now)
-    if given.since is None:
+    pruner = Pruner(store, run.clock, spans_of(state.policies), state.since or now)
+    if state.since is None:
         await pruner.remove_logs()
-    until, removed = run.clock.monotonic() + AT_A_TIME, given.removed
+    deadline, count = run.clock.monotonic() + AT_A_TIME, state.removed
     async for batch in pruner.remove():
-        removed += batch.runs
-        if run.clock.monotonic() >= until:
-            return replace(given, since=given.since or now, removed=removed)
-    return replace(given, since=None, looked_at=now, removed=removed)
+        count += batch.runs
+        if run.clock.monotonic() >= deadline:
+            return replace(state, since=state.since or now, removed=count)
+    return replace(state, since=None, looked_at=now, removed=count)
 
 
 class MaintenanceWorkflow(SystemWorkflow):
@@ -186,13 +188,13 @@ class MaintenanceWorkflow(SystemWorkflow):
 
     def rest(self, host: RunHost, outcome: Any) -> tuple[ExecutionBlock, Rest]:
         """Return the execution block and the rest until the next pass."""
-        following: MaintenanceInput = outcome
-        host.history = host.history.next_generation(msgspec.to_builtins(following))
+        next_state: MaintenanceInput = outcome
+        host.history = host.history.next_generation(msgspec.to_builtins(next_state))
         # It would be stored with every generation, but nothing uses it.
         del host.history.metadata["firstInput"]
         now = host.clock.now()
-        wake_at = now + INTERVAL if following.since is None else now
-        if not any(each.spans for each in following.policies.values()):
+        wake_at = now + INTERVAL if next_state.since is None else now
+        if not any(each.spans for each in next_state.policies.values()):
             return host.block(state="waiting"), Rest("waiting", None, (OPERATOR, POLICIES))
         return host.block(state="queued"), Rest("queued", wake_at, (OPERATOR, POLICIES))
 

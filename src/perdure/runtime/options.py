@@ -88,19 +88,19 @@ class Start:
         """The metadata of the new run."""
         return self.snapshot.get("metadata") or {}
 
-    def is_start_of(self, stored: Snapshot) -> bool:
+    def is_start_of(self, snapshot: Snapshot) -> bool:
         """Return whether this start created the stored run.
 
         The reply to a write can be lost, and the repeated write then finds its own run. No other
         start has the same seed.
         """
-        return bool((stored.get("metadata") or {}).get("seed") == self.metadata["seed"])
+        return bool((snapshot.get("metadata") or {}).get("seed") == self.metadata["seed"])
 
-    def restarts(self, stored: Snapshot) -> bool:
+    def restarts(self, snapshot: Snapshot) -> bool:
         """Return whether to restart the stored run; raise `RunConflict` if the workflow differs."""
-        is_restart = self.plan.if_exists == "restart_if_over" and is_over(rest_status(stored))
+        is_restart = self.plan.if_exists == "restart_if_over" and is_over(rest_status(snapshot))
         if is_restart:
-            self.check_workflow(stored)
+            self.check_workflow(snapshot)
         return is_restart
 
     def new_run(self) -> NewRun:
@@ -108,36 +108,36 @@ class Start:
         block: ExecutionBlock = {**self.snapshot["execution"], "state": "queued"}
         if self.plan.wake_at is not None:
             block["dueAt"] = isoformat(self.plan.wake_at)
-        queued: Snapshot = {**self.snapshot, "execution": block}
+        snapshot: Snapshot = {**self.snapshot, "execution": block}
         return NewRun(
             self.run_id,
             self.workflow,
-            codec.dumps(queued),
+            codec.dumps(snapshot),
             wake_at=self.plan.wake_at,
             head_start=self.head_start,
             queue=self.queue,
-            **header_of(queued),
+            **header_of(snapshot),
         )
 
-    def check_conflict(self, stored: Snapshot) -> None:
+    def check_conflict(self, snapshot: Snapshot) -> None:
         """Raise `RunConflict` unless the stored run may be returned instead of a new one."""
-        reason = self._conflict(stored)
+        reason = self._conflict(snapshot)
         if reason:
-            raise RunConflict(self.run_id, workflow_of(stored), reason)
+            raise RunConflict(self.run_id, workflow_of(snapshot), reason)
 
-    def check_workflow(self, stored: Snapshot) -> None:
+    def check_workflow(self, snapshot: Snapshot) -> None:
         """Raise `RunConflict` if the stored run belongs to another workflow."""
-        workflow = workflow_of(stored)
+        workflow = workflow_of(snapshot)
         if workflow != self.workflow:
-            raise RunConflict(self.run_id, workflow, payload_conflict(self.snapshot, stored))
+            raise RunConflict(self.run_id, workflow, payload_conflict(self.snapshot, snapshot))
 
-    def _conflict(self, stored: Snapshot) -> str:
+    def _conflict(self, snapshot: Snapshot) -> str:
         if self.plan.if_exists == "error":
-            return 'if_exists="error" was asked for'
-        self.check_workflow(stored)
+            return 'if_exists="error" was passed'
+        self.check_workflow(snapshot)
         if self.plan.if_exists == "return" or self.plan.any_payload:
             return ""
-        return payload_conflict(self.snapshot, stored)
+        return payload_conflict(self.snapshot, snapshot)
 
 
 def new_start(
@@ -169,15 +169,19 @@ def new_start(
     return Start(run_id, snapshot, plan, queue, head_start(priority or 0))
 
 
-def payload_conflict(new: Snapshot, stored: Snapshot) -> str:
+def payload_conflict(new: Snapshot, snapshot: Snapshot) -> str:
     """Return how a new run differs from the stored run with its id, in workflow or payload."""
-    workflow, asked_for = workflow_of(stored), workflow_of(new)
-    if workflow != asked_for:
-        return f"it belongs to workflow {workflow!r}, and {asked_for!r} was asked for"
-    metadata = stored.get("metadata") or {}
-    there = metadata.get("firstInput", metadata.get("input"))
-    asked = codec.loads(codec.dumps((new.get("metadata") or {}).get("input")))
-    return "" if there == asked else f"its payload is {_short(there)}, not {_short(asked)}"
+    workflow, new_workflow = workflow_of(snapshot), workflow_of(new)
+    if workflow != new_workflow:
+        return f"it belongs to workflow {workflow!r}, not {new_workflow!r}"
+    metadata = snapshot.get("metadata") or {}
+    stored_payload = metadata.get("firstInput", metadata.get("input"))
+    new_payload = codec.loads(codec.dumps((new.get("metadata") or {}).get("input")))
+    return (
+        ""
+        if stored_payload == new_payload
+        else f"its payload is {_short(stored_payload)}, not {_short(new_payload)}"
+    )
 
 
 def check_options(
@@ -198,13 +202,13 @@ def check_options(
     if if_exists is not None and if_exists not in get_args(IfExists):
         expected = " or ".join(map(repr, get_args(IfExists)))
         raise InvalidArgument("if_exists", if_exists, expected)
-    stored: dict[str, Any] = {}
+    stored_metadata: dict[str, Any] = {}
     if tags:
-        stored["tags"] = check_tags(tags)
+        stored_metadata["tags"] = check_tags(tags)
     if metadata is not None:
-        stored[USER] = check_metadata(metadata)
-    stored.update(deadline_metadata(deadline))
-    return Plan(wake_at, priority, stored, if_exists)
+        stored_metadata[USER] = check_metadata(metadata)
+    stored_metadata.update(deadline_metadata(deadline))
+    return Plan(wake_at, priority, stored_metadata, if_exists)
 
 
 def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> datetime | None:
@@ -227,5 +231,5 @@ def _check_priority(priority: int, at: object, delay: object) -> None:
 
 
 def _short(payload: object) -> str:
-    shown = repr(payload)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    text = repr(payload)
+    return text if len(text) <= 60 else text[:57] + "..."

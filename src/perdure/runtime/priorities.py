@@ -11,9 +11,9 @@ MAX_PRIORITY = 1000
 def check_priority(priority: object) -> int:
     """Check a priority."""
     # A negative head start would delay the run: stores derive its wake time from it.
-    if (checked := check_int(priority, "priority", minimum=0)) > MAX_PRIORITY:
+    if (level := check_int(priority, "priority", minimum=0)) > MAX_PRIORITY:
         raise InvalidArgument("priority", priority, f"an int from 0 to {MAX_PRIORITY}")
-    return checked
+    return level
 
 
 def head_start(priority: int) -> timedelta:

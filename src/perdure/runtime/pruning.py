@@ -51,7 +51,7 @@ class Kind(NamedTuple):
     span: timedelta
 
 
-class Removed(NamedTuple):
+class RemovalCount(NamedTuple):
     """How many runs of a kind were removed."""
 
     kind: Kind
@@ -77,11 +77,11 @@ class Pace:
         self.limit = SMALLEST
         self.pause = 0.0
 
-    def took(self, seconds: float, behind: timedelta = timedelta(0)) -> None:
-        """Adapt to a batch that took `seconds`, `behind` after the removal began."""
-        wanted = self.limit * TARGET / max(seconds, 1e-6)
-        self.limit = int(min(max(wanted, self.limit / 2, SMALLEST), self.limit * 2, LARGEST))
-        hours = min(max(behind // timedelta(hours=1), 0), 10)
+    def adapt(self, seconds: float, elapsed: timedelta = timedelta(0)) -> None:
+        """Adapt to a batch that took `seconds`, and ended `elapsed` after the removal began."""
+        ideal = self.limit * TARGET / max(seconds, 1e-6)
+        self.limit = int(min(max(ideal, self.limit / 2, SMALLEST), self.limit * 2, LARGEST))
+        hours = min(max(elapsed // timedelta(hours=1), 0), 10)
         share = min(SHARE * 2**hours, LARGEST_SHARE)
         self.pause = min(seconds * (1 / share - 1), LONGEST_PAUSE)
 
@@ -118,24 +118,24 @@ class Pruner:
         span = spans.get((run.workflow, run.status))
         return span is not None and run.updated_at < self._now - span
 
-    async def remove(self) -> AsyncGenerator[Removed]:
+    async def remove(self) -> AsyncGenerator[RemovalCount]:
         """Remove runs in batches, and yield after each; the pauses adapt to the store's speed."""
         pace = Pace()
         for kind in self._kinds:
             count = limit = 0
             while count == limit:
                 await self._clock.sleep(pace.pause)
-                began, limit = self._clock.monotonic(), pace.limit
+                start, limit = self._clock.monotonic(), pace.limit
                 count = await self._prune(kind, limit)
-                pace.took(self._clock.monotonic() - began, self._clock.now() - self._now)
+                pace.adapt(self._clock.monotonic() - start, self._clock.now() - self._now)
                 if count:
-                    yield Removed(kind, count)
+                    yield RemovalCount(kind, count)
 
     async def _prune(self, kind: Kind, limit: int, dry_run: bool = False) -> int:
         # The store measures age from its own time, so add the time that has passed since `now`.
-        passed = max(self._clock.now() - self._now, timedelta(0))
+        elapsed = max(self._clock.now() - self._now, timedelta(0))
         return await self._store.prune(
-            kind.span + GRACE + passed,
+            kind.span + GRACE + elapsed,
             status=kind.status,
             workflow=kind.workflow,
             limit=limit,
@@ -156,10 +156,10 @@ async def remove_old_logs(
     store: Store, statuses: Iterable[RunStatus], workflow: str | None, before: datetime
 ) -> None:
     """Remove the logs of finished runs that were last updated before `before`."""
-    chosen = tuple(statuses)
+    wanted_statuses = tuple(statuses)
     async for logs in _pages(store, before):
         for log, owner in zip(logs, await _owners(store, logs), strict=True):
-            if owner is not None and not _is_chosen(owner, chosen, workflow):
+            if owner is not None and not _is_chosen(owner, wanted_statuses, workflow):
                 continue
             if owner is None or owner.updated_at < before:
                 await store.delete(log)
@@ -183,12 +183,14 @@ async def _owners(store: Store, logs: Sequence[str]) -> list[RunSummary | None]:
     """Return the run that each log belongs to, or `None` if it is gone."""
     ids = [log_owner(await store.load(log)) for log in logs]
     if can_search(store):
-        known = [each for each in ids if each]
-        found = dict(zip(known, await store.summaries(known), strict=True)) if known else {}
-        return [found.get(each) for each in ids]
+        owner_ids = [each for each in ids if each]
+        summary_by_id = (
+            dict(zip(owner_ids, await store.summaries(owner_ids), strict=True)) if owner_ids else {}
+        )
+        return [summary_by_id.get(each) for each in ids]
     return [await _summary(store, each) for each in ids]
 
 
 async def _summary(store: Store, run_id: str) -> RunSummary | None:
-    found = await store.list(prefix=run_id, limit=1000) if run_id else ()
-    return next((run for run in found if run.id == run_id), None)
+    page = await store.list(prefix=run_id, limit=1000) if run_id else ()
+    return next((run for run in page if run.id == run_id), None)

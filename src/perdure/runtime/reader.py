@@ -12,7 +12,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.registry import Registry
 from perdure.runtime.run import Run, Types, outcome_of_run, run_of
 from perdure.runtime.versions import Versions, count_versions
-from perdure.runtime.watching import Sighting, read_reports, watching
+from perdure.runtime.watching import Sighting, read_reports, watch_run
 from perdure.snapshot import RunStatus, Snapshot, check_tags, is_over, rest_status
 from perdure.store import Query, RunSummary, Store, can_search, require_search
 from perdure.validation import check_id, check_limit, check_prefix
@@ -83,13 +83,13 @@ class Reader:
             # An updated run then moves behind the runs still to be read, not before them.
             oldest_first=True,
         )
-        found: dict[str, None] = {}
+        run_ids: dict[str, None] = {}
         page = await store.search(query, _PAGE)
         while page.cursor is not None:
-            found.update((run.id, None) for run in page.runs)
+            run_ids.update((run.id, None) for run in page.runs)
             page = await store.search(query, _PAGE, after=page.cursor)
-        found.update((run.id, None) for run in page.runs)
-        return list(found)
+        run_ids.update((run.id, None) for run in page.runs)
+        return list(run_ids)
 
     async def versions(self, workflow: Definition[Any, Any] | str) -> Versions:
         """Return how many open runs of a workflow have each version, by status.
@@ -114,7 +114,7 @@ class Reader:
     async def _outcome(self, run_id: str, timeout: Duration | None) -> Any:
         """Wait until a run is over, and return its output or raise its error."""
         limit = None if timeout is None else parse_duration(timeout, "timeout")
-        async with watching(self.store, self.clock, run_id, timeout=limit) as watch:
+        async with watch_run(self.store, self.clock, run_id, timeout=limit) as watch:
             while True:
                 sighting = await watch.next()
                 if sighting is None:
@@ -127,20 +127,20 @@ class Reader:
     async def _changes(self, run_id: str) -> AsyncGenerator[Run, None]:
         """Yield the run now and after each change, until it is over."""
         last: object = None
-        async with watching(self.store, self.clock, run_id, reports=True) as watch:
+        async with watch_run(self.store, self.clock, run_id, reports=True) as watch:
             while True:
                 sighting = await watch.next()
                 snapshot = None if sighting is None else await watch.load()
                 if sighting is None or snapshot is None:
                     raise RunNotFound(run_id)
-                run = self._seen(run_id, snapshot, sighting)
+                run = self._run_in_sighting(run_id, snapshot, sighting)
                 if (visible := _visible(run)) != last:
                     last = visible
                     yield run
                 if run.over:
                     return
 
-    def _seen(self, run_id: str, snapshot: Snapshot, sighting: Sighting) -> Run:
+    def _run_in_sighting(self, run_id: str, snapshot: Snapshot, sighting: Sighting) -> Run:
         run = self._run(run_id, snapshot, read_report(sighting.report))
         return _as_owned(run) if sighting.status == "running" else run
 

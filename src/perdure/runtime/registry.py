@@ -27,16 +27,16 @@ _SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
 class Registry:
     """The definitions that a runtime knows, by name and version.
 
-    `queues` are the queues of all of them, by name. `drives` are the versions of each workflow that
-    can be executed here; `drives_with_system` includes the engine's own workflows. They are kept,
-    because a worker needs them for each claim.
+    `queues` are the queues of all of them, by name. `supported_versions` are the versions of each
+    workflow that can be executed here; `all_supported_versions` includes the engine's own
+    workflows. They are kept, because a worker needs them for each claim.
     """
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
-        self._known: dict[str, dict[int, Definition[Any, Any]]] = {}
+        self._definitions: dict[str, dict[int, Definition[Any, Any]]] = {}
         self.queues: dict[str, Queue] = {}
-        self.drives: tuple[Drivable, ...] = ()
-        self.drives_with_system: tuple[Drivable, ...] = _drivable(_SYSTEM)
+        self.supported_versions: tuple[Drivable, ...] = ()
+        self.all_supported_versions = _supported_by(_SYSTEM)
         if not isinstance(definitions, Iterable):
             expected = "a list of functions decorated with @workflow"
             raise InvalidArgument("workflows", definitions, expected)
@@ -48,17 +48,17 @@ class Registry:
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
         self._check_queue(definition)
-        versions = self._known.setdefault(definition.name, {})
-        known = versions.get(definition.version)
-        if known is not None and known is not definition:
+        versions = self._definitions.setdefault(definition.name, {})
+        existing = versions.get(definition.version)
+        if existing is not None and existing is not definition:
             expected = f"one definition of {definition.name!r} per version"
             hint = "Give one of the two functions another name, or another version="
             raise InvalidArgument("workflows", definition, expected, hint)
         versions[definition.version] = definition
         if definition.queue is not None:
             self.queues[definition.queue.name] = definition.queue
-        self.drives = _drivable(self._known)
-        self.drives_with_system = (*self.drives, *_drivable(_SYSTEM))
+        self.supported_versions = _supported_by(self._definitions)
+        self.all_supported_versions = (*self.supported_versions, *_supported_by(_SYSTEM))
 
     def _check_queue(self, definition: Definition[Any, Any]) -> None:
         queue = definition.queue
@@ -69,32 +69,32 @@ class Registry:
     @property
     def names(self) -> list[str]:
         """The names of all known workflows."""
-        return list(self._known)
+        return list(self._definitions)
 
     @property
     def definitions(self) -> list[Definition[Any, Any]]:
         """All known definitions, of all versions."""
-        return [each for versions in self._known.values() for each in versions.values()]
+        return [each for versions in self._definitions.values() for each in versions.values()]
 
     def find(self, name: str) -> Definition[Any, Any] | None:
         """Return the user's definition with the highest version, or `None`."""
-        versions = self._known.get(name)
+        versions = self._definitions.get(name)
         return versions[max(versions)] if versions else None
 
     def newest(self, name: str) -> Definition[Any, Any]:
         """Return the definition with the highest version, or raise `UnknownWorkflow`."""
         definition = self.find(name)
         if definition is None:
-            known = ", ".join(sorted(self._known)) or "none"
+            names = ", ".join(sorted(self._definitions)) or "none"
             raise UnknownWorkflow(
                 name,
-                f"no workflow {name!r} is registered here (known: {known}); "
+                f"no workflow {name!r} is registered here (known: {names}); "
                 "pass it in Runtime(store, workflows=[…])",
             )
         return definition
 
     def _versions(self, name: str) -> Mapping[int, Definition[Any, Any]]:
-        return _SYSTEM.get(name) or self._known.get(name) or {}
+        return _SYSTEM.get(name) or self._definitions.get(name) or {}
 
     def for_run(self, run_id: str, snapshot: Snapshot) -> tuple[Definition[Any, Any], Snapshot]:
         """Return the definition that continues a run, and the snapshot it continues from.
@@ -104,20 +104,20 @@ class Registry:
         """
         versions = self._versions(name := snapshot.get("workflowName") or "")
         newest = versions[max(versions)] if versions else self.newest(name)
-        stored = version_of(snapshot.get("metadata"))
-        if not stored:
+        stored_version = version_of(snapshot.get("metadata"))
+        if not stored_version:
             metadata = {**(snapshot.get("metadata") or {}), **newest.identity}
-            bound: Snapshot = {**snapshot, "metadata": metadata}
-            return newest, bound
-        if stored in versions:
-            return versions[stored], snapshot
-        if stored > newest.version:
+            bound_snapshot: Snapshot = {**snapshot, "metadata": metadata}
+            return newest, bound_snapshot
+        if stored_version in versions:
+            return versions[stored_version], snapshot
+        if stored_version > newest.version:
             hint = "A process with the newer definition continues it"
-            raise VersionMismatch(run_id, stored, newest.version, hint)
+            raise VersionMismatch(run_id, stored_version, newest.version, hint)
         if newest.migrate is None:
             raise VersionMismatch(
                 run_id,
-                stored,
+                stored_version,
                 newest.version,
                 "Register the old definition beside the new one, or pass migrate= to the new one",
             )
@@ -125,22 +125,24 @@ class Registry:
         try:
             # Pass a copy, because the function may change it in place; the stored run must stay
             # old.
-            migrated = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored))
+            new_snapshot = assert_valid_snapshot(newest.migrate(deepcopy(snapshot), stored_version))
         except Exception as error:  # the user's function
             hint = f"Its migrate= failed: {error!r}"
-            raise VersionMismatch(run_id, stored, newest.version, hint) from error
-        metadata = {**(migrated.get("metadata") or {}), **newest.identity}
+            raise VersionMismatch(run_id, stored_version, newest.version, hint) from error
+        metadata = {**(new_snapshot.get("metadata") or {}), **newest.identity}
         # Restored whatever the migration did, because steps must keep their idempotency keys.
         set_generation(metadata, generation)
-        migrated["metadata"] = metadata
-        return newest, migrated
+        new_snapshot["metadata"] = metadata
+        return newest, new_snapshot
 
 
-def _drivable(known: Mapping[str, Mapping[int, Definition[Any, Any]]]) -> tuple[Drivable, ...]:
-    return tuple(drivable for versions in known.values() for drivable in _versions_of(versions))
+def _supported_by(
+    definitions: Mapping[str, Mapping[int, Definition[Any, Any]]],
+) -> tuple[Drivable, ...]:
+    return tuple(each for versions in definitions.values() for each in _supported_ranges(versions))
 
 
-def _versions_of(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
+def _supported_ranges(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
     newest = versions[max(versions)]
     if newest.migrate is not None:
         return [Drivable(newest.name, 1, newest.version)]

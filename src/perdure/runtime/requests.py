@@ -54,7 +54,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     undo: bool = True
 
 
-class Requested(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request in a run's inbox; the write that applies it consumes `message_id`."""
 
     message_id: str
@@ -69,16 +69,16 @@ def encode_request(request: Request) -> bytes:
     return codec.dumps(request)
 
 
-def requests_in(messages: Iterable[Message]) -> list[Requested]:
+def requests_in(messages: Iterable[Message]) -> list[ReceivedRequest]:
     """Return the requests among the messages of a run, in the order they were sent."""
     return [
-        Requested(message.id, _decoder.decode(message.payload))
+        ReceivedRequest(message.id, _decoder.decode(message.payload))
         for message in messages
         if message.name == OPERATOR
     ]
 
 
-def cancel_in(requests: Sequence[Requested], rollback: object = None) -> Request | None:
+def cancel_in(requests: Sequence[ReceivedRequest], rollback: object = None) -> Request | None:
     """Return the first request that does not wait for the end of a step, if there is one.
 
     A run that is being rolled back is not cancelled again, except to stop the rollback.

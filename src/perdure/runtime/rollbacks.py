@@ -30,7 +30,7 @@ def check_undo_step(run: RunEdit, request: Request) -> None:
             raise Refused(run.run_id, request.verb, reason)
         return
     key = request.step.removeprefix(UNDO)
-    if key not in (run.history.marked if is_undone else being_undone(run.history.steps())):
+    if key not in (run.history.undoable_steps if is_undone else being_undone(run.history.steps())):
         raise Refused(run.run_id, request.verb, f"step {key!r} is not being undone")
 
 
@@ -44,14 +44,14 @@ def check_valid_start(run: RunEdit, request: Request) -> None:
 
 def continue_rollback(run: RunEdit) -> str:
     """Let a worker retry the undos that failed."""
-    owed = repeat_undos(run.history)
+    keys = repeat_undos(run.history)
     run.continue_run()
-    return f"not undone: {', '.join(owed)}"
+    return f"not undone: {', '.join(keys)}"
 
 
 def start_over(run: RunEdit) -> None:
     """Drop the records of undone steps, which must run again, and all later records."""
-    if (start := first_to_repeat(run.history, run.stored)) is not None:
+    if (start := first_to_repeat(run.history, run.stored_block)) is not None:
         drop_records(run, start)
     # Even if all undone steps belong to scopes whose failures the function handled.
     run.history.rollback = None
@@ -60,15 +60,15 @@ def start_over(run: RunEdit) -> None:
 def drop_records(run: RunEdit, start: str) -> list[str]:
     """Drop the record of a step and all later records; return their keys."""
     children = run.history.open_children()
-    dropped, is_next = drop_from(run.history, start)
+    dropped_keys, is_next = drop_from(run.history, start)
     if is_next:
         # In the same generation, the calls would find the same runs again.
         _cancel_dropped(run, children)
-    return dropped
+    return dropped_keys
 
 
 def _cancel_dropped(run: RunEdit, children: Sequence[str]) -> None:
     """Cancel the children whose calls were dropped."""
-    kept = set(run.history.open_children())
-    dropped = [child for child in children if child not in kept]
-    run.history.cancel_runs("~rewind", dropped, isoformat(run.now))
+    open_children = set(run.history.open_children())
+    dropped_children = [child for child in children if child not in open_children]
+    run.history.cancel_runs("~rewind", dropped_children, isoformat(run.now))

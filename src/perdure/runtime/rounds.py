@@ -49,11 +49,11 @@ class Turn(NamedTuple):
             self.hold.end()
 
 
-class Asked(NamedTuple):
+class RoundRequest(NamedTuple):
     """The request of a round: up to `room` runs that are due at `now`, leased by `claim`."""
 
     room: int
-    drives: Sequence[Drivable]
+    versions: Sequence[Drivable]
     claim: Claim
     now: datetime
 
@@ -65,39 +65,39 @@ class ServedQueue:
     `next_names` are the keys with due runs for which the last round had no room.
     """
 
-    def __init__(self, queue: Queue, permits: Permits, touched: set[Pool]) -> None:
+    def __init__(self, queue: Queue, permits: Permits, touched_pools: set[Pool]) -> None:
         self.queue = queue
         self.pause: float | None = None
         self._permits = permits
-        self._touched = touched
+        self._touched_pools = touched_pools
         self.next_names: Sequence[str] = ()
         self._last = ""
         self._has_many = self._was_empty = False
         self._round = 0
-        self._served: dict[str, int] = {}
+        self._last_rounds: dict[str, int] = {}
 
-    async def take(self, asked: Asked) -> list[Turn]:
+    async def take(self, request: RoundRequest) -> list[Turn]:
         """Return runs with their permits."""
-        names = await self._due_names(asked.now)
+        names = await self._due_names(request.now)
         if not names:
             return []
         pools = {name: self._pools(name) for name in names}
-        shared = self._shared(pools)
-        if blocked := self._blocked(shared):
-            self._wait_for(blocked)
+        shared_pools = self._shared_pools(pools)
+        if blocked_pools := self._blocked_pools(shared_pools):
+            self._wait_for(blocked_pools)
             return []
-        considered = self._in_turn(pools, asked.room)
-        pools = {name: pools[name] for name in considered}
+        names_in_turn = self._in_turn(pools, request.room)
+        pools = {name: pools[name] for name in names_in_turn}
         if any(pools.values()):
-            most = await self._permitted(pools, asked)
+            limits = await self._claim_permits(pools, request)
         else:
-            most = self._spread(dict.fromkeys(considered, asked.room), asked.room)
-        if most or all(pool.free for pool in shared):
+            limits = self._spread(dict.fromkeys(names_in_turn, request.room), request.room)
+        if limits or all(pool.free for pool in shared_pools):
             # The shared permits were not the bottleneck, so the next keys get their turn.
             self._last = names[-1]
         turns: list[Turn] = []
-        if most:
-            grants = await asked.claim(min(asked.room, sum(most.values())), most)
+        if limits:
+            grants = await request.claim(min(request.room, sum(limits.values())), limits)
             turns = await self._turns(grants, pools)
             self._was_empty = not turns
         if turns:
@@ -109,7 +109,7 @@ class ServedQueue:
     async def permit(self, name: str, grant: Grant) -> Turn | None:
         """Return a run in no queue with permits of this queue, or release it."""
         pools = self._pools(name)
-        self._touched.update(pools)
+        self._touched_pools.update(pools)
         await self._permits.claim(dict.fromkeys(pools, 1))
         if all(pool.free for pool in pools):
             return Turn(grant, _hold_of(pools))
@@ -122,9 +122,9 @@ class ServedQueue:
         """Return runs with their permits, except those that lost a permit in the meantime."""
         turns: list[Turn] = []
         for grant in grants:
-            needed = pools[grant.queue]
-            if all(pool.free for pool in needed):
-                turns.append(Turn(grant, _hold_of(needed)))
+            needed_pools = pools[grant.queue]
+            if all(pool.free for pool in needed_pools):
+                turns.append(Turn(grant, _hold_of(needed_pools)))
             else:
                 await self._permits.store.release([grant.lease])
         return turns
@@ -134,19 +134,21 @@ class ServedQueue:
 
         Not simply the next ones by name: a key with long runs would often be passed over.
         """
-        blocked = {name: self._blocked(needed) for name, needed in pools.items()}
-        ready = [name for name in pools if not blocked[name]]
+        blocked_pools = {
+            name: self._blocked_pools(needed_pools) for name, needed_pools in pools.items()
+        }
+        ready = [name for name in pools if not blocked_pools[name]]
         if len(ready) < room:
             # Otherwise the remaining keys have to wait for their turn anyway.
-            self._wait_for(pool for each in blocked.values() for pool in each)
+            self._wait_for(pool for each in blocked_pools.values() for pool in each)
         if not self.queue.fair:
             return ready
-        if len(self._served) > MOST_SERVED:
-            self._served = {name: n for name, n in self._served.items() if name in pools}
-        ready.sort(key=lambda name: self._served.get(name, 0))
-        considered = max(room, FEWEST_KEYS)
-        self.next_names = ready[considered:]
-        return ready[:considered]
+        if len(self._last_rounds) > MOST_SERVED:
+            self._last_rounds = {name: n for name, n in self._last_rounds.items() if name in pools}
+        ready.sort(key=lambda name: self._last_rounds.get(name, 0))
+        count = max(room, FEWEST_KEYS)
+        self.next_names = ready[count:]
+        return ready[:count]
 
     async def _due_names(self, now: datetime) -> list[str]:
         """Return keys that have due runs, beginning after the last key."""
@@ -166,41 +168,43 @@ class ServedQueue:
             # These are other queues whose names have the same beginning; the next round starts
             # after them.
             self._last = page[-1]
-        later = [each for each in own if each > self._last]
-        return later + [each for each in own if each <= self._last]
+        next_names = [each for each in own if each > self._last]
+        return next_names + [each for each in own if each <= self._last]
 
     def _pools(self, name: str) -> list[Pool]:
         pools = [self._permits.pool(limit) for limit in queue_limits(self.queue, name)]
         for pool in pools:
-            pool.on_free = self._touched.add
+            pool.on_free = self._touched_pools.add
         return pools
 
-    async def _permitted(
-        self, pools: Mapping[str, Sequence[Pool]], asked: Asked
+    async def _claim_permits(
+        self, pools: Mapping[str, Sequence[Pool]], request: RoundRequest
     ) -> Mapping[str, int]:
         """Claim permits; return how many runs of each key may be claimed."""
         open_names = list(pools)
-        found = asked.room
-        if self._must_count(open_names, pools, asked.room):
-            found = await self._count_due(open_names, asked)
-            if not found:
+        due_runs = request.room
+        if self._must_count(open_names, pools, request.room):
+            due_runs = await self._count_due(open_names, request)
+            if not due_runs:
                 return {}
         # No more than there are runs: unused permits would keep other workers waiting.
-        each = asked.room if not self.queue.fair else -(-found // len(open_names))
-        wanted = self._wanted(pools, found, each)
-        self._touched.update(wanted)
-        await self._permits.claim(wanted)
-        shared = self._shared(pools)
-        most = {
-            name: min([each, *(pool.free for pool in pools[name] if pool not in shared)])
+        each = request.room if not self.queue.fair else -(-due_runs // len(open_names))
+        units_by_pool = self._units_to_claim(pools, due_runs, each)
+        self._touched_pools.update(units_by_pool)
+        await self._permits.claim(units_by_pool)
+        shared_pools = self._shared_pools(pools)
+        limits = {
+            name: min([each, *(pool.free for pool in pools[name] if pool not in shared_pools)])
             for name in open_names
         }
-        spread = self._spread(most, min([found, asked.room, *(pool.free for pool in shared)]))
-        if sum(spread.values()) < found:
-            self._wait_for(wanted)
+        spread = self._spread(
+            limits, min([due_runs, request.room, *(pool.free for pool in shared_pools)])
+        )
+        if sum(spread.values()) < due_runs:
+            self._wait_for(units_by_pool)
         return spread
 
-    def _blocked(self, pools: Iterable[Pool]) -> list[Pool]:
+    def _blocked_pools(self, pools: Iterable[Pool]) -> list[Pool]:
         """Return the pools for which runs must wait, because a claim just found no permit there."""
         now = self._permits.clock.monotonic()
         return [pool for pool in pools if not pool.free and pool.look_at > now]
@@ -226,48 +230,53 @@ class ServedQueue:
         That cannot happen if there is room for only one run per key, or if ended runs left enough
         permits. Keys may have no run that can be executed here.
         """
-        enough = all(pool.free >= room for name in names for pool in pools[name])
-        return self._was_empty or not (enough or len(names) >= room)
+        has_enough = all(pool.free >= room for name in names for pool in pools[name])
+        return self._was_empty or not (has_enough or len(names) >= room)
 
-    async def _count_due(self, names: Sequence[str], asked: Asked) -> int:
+    async def _count_due(self, names: Sequence[str], request: RoundRequest) -> int:
         """Return how many runs could be claimed if there were enough permits."""
-        room = asked.room
-        most = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
+        room = request.room
+        limits = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
         store = self._permits.store
-        return len(await store.due(asked.now, room, drives=asked.drives, queues=most))
+        return len(await store.due(request.now, room, drives=request.versions, queues=limits))
 
-    def _wanted(
-        self, pools: Mapping[str, Sequence[Pool]], found: int, each: int
+    def _units_to_claim(
+        self, pools: Mapping[str, Sequence[Pool]], due_runs: int, each: int
     ) -> dict[Pool, int]:
-        shared = self._shared(pools)
-        wanted = {pool: min(each, found) for needed in pools.values() for pool in needed}
-        return {pool: found if pool in shared else units for pool, units in wanted.items()}
+        shared_pools = self._shared_pools(pools)
+        units_by_pool = {
+            pool: min(each, due_runs) for needed_pools in pools.values() for pool in needed_pools
+        }
+        return {
+            pool: due_runs if pool in shared_pools else units
+            for pool, units in units_by_pool.items()
+        }
 
-    def _shared(self, pools: Mapping[str, Sequence[Pool]]) -> set[Pool]:
+    def _shared_pools(self, pools: Mapping[str, Sequence[Pool]]) -> set[Pool]:
         """Return the pools that all keys need."""
-        whole = len(queue_limits(self.queue, self.queue.name))
-        return {pool for needed in pools.values() for pool in needed[:whole]}
+        count = len(queue_limits(self.queue, self.queue.name))
+        return {pool for needed_pools in pools.values() for pool in needed_pools[:count]}
 
-    def _spread(self, most: Mapping[str, int], total: int) -> dict[str, int]:
+    def _spread(self, limits: Mapping[str, int], total: int) -> dict[str, int]:
         """Distribute runs over keys, in turn, up to the limit of each.
 
         Without fairness, each key gets its limit, and the claim takes the earliest runs of all.
         """
         if not self.queue.fair:
-            return {name: min(n, total) for name, n in most.items() if n and total}
-        spread = dict.fromkeys(most, 0)
-        names = [name for name in most if most[name]]
+            return {name: min(n, total) for name, n in limits.items() if n and total}
+        spread = dict.fromkeys(limits, 0)
+        names = [name for name in limits if limits[name]]
         while total and names:
             share = max(total // len(names), 1)
             for name in names[:total]:
-                taken = min(share, most[name] - spread[name])
-                spread[name] += taken
-                total -= taken
-            names = [name for name in names if spread[name] < most[name]]
-        served = {name: n for name, n in spread.items() if n}
+                number = min(share, limits[name] - spread[name])
+                spread[name] += number
+                total -= number
+            names = [name for name in names if spread[name] < limits[name]]
+        runs_by_name = {name: n for name, n in spread.items() if n}
         self._round += 1
-        self._served.update(dict.fromkeys(served, self._round))
-        return served
+        self._last_rounds.update(dict.fromkeys(runs_by_name, self._round))
+        return runs_by_name
 
 
 def _hold_of(pools: Sequence[Pool]) -> Hold | None:
@@ -285,32 +294,32 @@ class Rounds:
         self.paused: frozenset[str] = frozenset()
         self._permits = permits
         self._clock = permits.clock
-        self._touched: set[Pool] = set()
-        self._served: list[ServedQueue] = []
+        self._touched_pools: set[Pool] = set()
+        self._queues: list[ServedQueue] = []
         self._ahead = timedelta(0)
         self._cleaned_at = self._clock.monotonic()
 
     @property
     def pause(self) -> float | None:
         """After how many seconds another round may find more runs, or `None` if there are none."""
-        return min((each.pause for each in self._served if each.pause is not None), default=None)
+        return min((each.pause for each in self._queues if each.pause is not None), default=None)
 
     def serve(self, queues: Iterable[Queue]) -> None:
         """Take runs from these queues from now on, with these limits."""
-        served = {each.queue.name: each for each in self._served}
+        queue_by_name = {each.queue.name: each for each in self._queues}
         for queue in queues:
-            if queue.name in served:
-                served[queue.name].queue = queue
+            if queue.name in queue_by_name:
+                queue_by_name[queue.name].queue = queue
             else:
-                self._served.append(ServedQueue(queue, self._permits, self._touched))
+                self._queues.append(ServedQueue(queue, self._permits, self._touched_pools))
 
     def begin(self) -> None:
         """Begin a round; permits that become free from now on are for the next one."""
-        for pool in self._touched:
+        for pool in self._touched_pools:
             pool.fresh.clear()
 
     async def take(
-        self, room: int, drives: Sequence[Drivable], claim: Claim, now: datetime | None = None
+        self, room: int, versions: Sequence[Drivable], claim: Claim, now: datetime | None = None
     ) -> list[Turn]:
         """Return up to `room` runs with their permits; `claim` leases them.
 
@@ -319,23 +328,23 @@ class Rounds:
         at = now or self._clock.now() + self._ahead
         turns: list[Turn] = []
 
-        async def timed_claim(most: int, queues: Mapping[str, int]) -> Sequence[Grant]:
+        async def timed_claim(limit: int, queues: Mapping[str, int]) -> Sequence[Grant]:
             # The time before the call: with a later one, a stalled process would conclude that the
             # store's clock is behind, and miss the runs that have just become due.
             asked_at = self._clock.now()
-            grants = await claim(most, queues)
+            grants = await claim(limit, queues)
             if grants:
                 self._ahead = grants[0].now - asked_at
             return grants
 
-        self._served.append(self._served.pop(0))
+        self._queues.append(self._queues.pop(0))
         try:
-            for number, each in enumerate(self._served):
+            for number, each in enumerate(self._queues):
                 # Room that one queue does not need goes to the next.
-                share = -(-(room - len(turns)) // (len(self._served) - number))
+                share = -(-(room - len(turns)) // (len(self._queues) - number))
                 each.pause, each.next_names = None, ()
                 if share and each.queue.name not in self.paused:
-                    turns += await each.take(Asked(share, drives, timed_claim, at))
+                    turns += await each.take(RoundRequest(share, versions, timed_claim, at))
         except StoreError as error:
             if not turns:
                 raise
@@ -344,14 +353,14 @@ class Rounds:
 
     async def permit(self, queue: Queue, name: str, grant: Grant) -> Turn | None:
         """Return a run with the permits of a queue; release it if there are none."""
-        served = ServedQueue(queue, self._permits, self._touched)
-        return await served.permit(name, grant)
+        served_queue = ServedQueue(queue, self._permits, self._touched_pools)
+        return await served_queue.permit(name, grant)
 
     async def return_idle(self) -> None:
         """Return the permits that no run uses."""
-        touched = tuple(self._touched)
-        self._touched.clear()
-        await self._permits.return_idle(touched)
+        touched_pools = tuple(self._touched_pools)
+        self._touched_pools.clear()
+        await self._permits.return_idle(touched_pools)
 
     async def return_unneeded(self) -> None:
         """Return the unused permits, except those that the next round needs.
@@ -359,11 +368,13 @@ class Rounds:
         It needs the permits of runs that ended during this round, and those of keys that are next
         in turn.
         """
-        names = (name for each in self._served for name in each.next_names)
-        kept = {pool for name in names for pool in self._permits.pools_of_key(name) if pool.free}
-        touched = tuple(self._touched - kept)
-        self._touched -= {pool for pool in touched if not pool.fresh}
-        await self._permits.return_idle(touched, keep_fresh=True)
+        names = (name for each in self._queues for name in each.next_names)
+        kept_pools = {
+            pool for name in names for pool in self._permits.pools_of_key(name) if pool.free
+        }
+        touched_pools = tuple(self._touched_pools - kept_pools)
+        self._touched_pools -= {pool for pool in touched_pools if not pool.fresh}
+        await self._permits.return_idle(touched_pools, keep_fresh=True)
 
     async def clean_up(self) -> None:
         """Occasionally delete the permits of unused keys."""
@@ -371,6 +382,6 @@ class Rounds:
             return
         self._cleaned_at = self._clock.monotonic()
         now = self._clock.now() + self._ahead
-        for each in self._served:
+        for each in self._queues:
             if each.queue.per_key:
                 await self._permits.delete_unused(each.queue.name, now)

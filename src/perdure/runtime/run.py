@@ -148,7 +148,7 @@ class Types(msgspec.Struct, frozen=True):
 
     output: object = None
     error: object = None
-    declared: codec.DeclaredTypes = codec.NO_TYPES
+    declared_types: codec.DeclaredTypes = codec.NO_TYPES
     scope: codec.ErrorScope = codec.NOWHERE
 
 
@@ -158,8 +158,8 @@ def run_of(
     """Return the run in a snapshot; `report` was written beside the snapshot."""
     block: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
-    created = created_at_of(metadata)
-    latest = latest_report(metadata.get("report"), report, created)
+    created_at = created_at_of(metadata)
+    latest = latest_report(metadata.get("report"), report, created_at)
     return Run(
         id=run_id,
         workflow=snapshot.get("workflowName"),
@@ -168,14 +168,14 @@ def run_of(
         output=_output(block, types),
         error=_error(block, types),
         pending=tuple(_wait(run_id, wait) for wait in open_waits(snapshot)),
-        payload=_shown(metadata.get("input")),
+        payload=_plain_value(metadata.get("input")),
         updated_at=parse_iso(block["lastUpdated"]),
         history=tuple(step_info(key, step, types.scope) for key, step in snapshot["steps"].items()),
         reason=block.get("reason", ""),
         deadline=deadline_of(metadata),
         traceback=_traceback(block.get("error")),
         tags=visible_tags(metadata.get("tags")),
-        created_at=parse_iso(created) if created else None,
+        created_at=parse_iso(created_at) if created_at else None,
         progress=latest.get("progress"),
         note=latest.get("note") or "",
         parent=str((metadata.get("parent") or {}).get("run", "")),
@@ -203,14 +203,14 @@ def _rollback(snapshot: Snapshot, types: Types) -> RollbackInfo | None:
 def _children(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the ids of the runs that a run called or started one by one, in order."""
     steps: list[Any] = [*snapshot["steps"].values()]
-    recorded = (
+    recorded_ids = (
         step.get("run", "")
         for step in steps
         if step.get("kind") == "call"
         or (step.get("kind") == "start" and "id" in step.get("value", ()))
     )
-    called = (wait.get("run", "") for wait in open_waits(snapshot) if wait.get("cancels"))
-    return tuple(dict.fromkeys(filter(None, (*recorded, *called))))
+    called_ids = (wait.get("run", "") for wait in open_waits(snapshot) if wait.get("cancels"))
+    return tuple(dict.fromkeys(filter(None, (*recorded_ids, *called_ids))))
 
 
 def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
@@ -223,22 +223,22 @@ def outcome_of_run(run_id: str, snapshot: Snapshot, types: Types) -> Any:
     if error is None:
         raise RunFailed(f"{about} failed")
     if isinstance(error, StepFailed):
-        failed = RunFailed(f"{about} failed: {result!r}", result)
-        raise failed from error.__cause__
+        failure = RunFailed(f"{about} failed: {result!r}", result)
+        raise failure from error.__cause__
     if not isinstance(error, Cancelled):
         error.add_note(f"{about} failed with this error")
     raise error
 
 
 def latest_report(
-    stored: Mapping[str, Any] | None, beside: Mapping[str, Any] | None, created: str
+    snapshot_report: Mapping[str, Any] | None, document: Mapping[str, Any] | None, created_at: str
 ) -> Mapping[str, Any]:
     """Return the latest report, or an empty one."""
     # A report from before the run was restarted belongs to another payload.
-    if beside is not None and str(beside.get("at", "")) < created:
-        beside = None
-    known = [report for report in (stored, beside) if isinstance(report, Mapping)]
-    return max(known, key=lambda report: str(report.get("at", "")), default={})
+    if document is not None and str(document.get("at", "")) < created_at:
+        document = None
+    reports = [report for report in (snapshot_report, document) if isinstance(report, Mapping)]
+    return max(reports, key=lambda report: str(report.get("at", "")), default={})
 
 
 def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWHERE) -> StepInfo:
@@ -247,15 +247,15 @@ def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWH
     if not record["ok"]:
         result, _ = result_of(record, key, lambda: None, scope)
         error = result.error if isinstance(result, Err) else None
-    took = record.get("durationMs")
+    milliseconds = record.get("durationMs")
     return StepInfo(
         key=key,
         kind=record.get("kind", "step"),
         ok=record["ok"],
-        value=_shown(record.get("value")),
+        value=_plain_value(record.get("value")),
         error=error,
         at=parse_iso(record["at"]) if "at" in record else None,
-        duration=None if took is None else timedelta(milliseconds=took),
+        duration=None if milliseconds is None else timedelta(milliseconds=milliseconds),
         attempts=record.get("attempts", 1),
         branch=record.get("branch", ""),
         traceback=_traceback(record),
@@ -269,7 +269,7 @@ def _traceback(record: Any) -> str:
     return codec.traceback_of(cause)
 
 
-def _shown(data: Any) -> object:
+def _plain_value(data: Any) -> object:
     try:
         return codec.decode(data)
     except CodecError:
@@ -280,12 +280,12 @@ def _output(block: Mapping[str, Any], types: Types) -> object:
     data = block.get("output")
     if block.get("outputTyped"):
         try:
-            return codec.decode(data, types.output, typed=True, types=types.declared)
+            return codec.decode(data, types.output, typed=True, types=types.declared_types)
         except CodecError:
             # Without the definition, an output is shown as its fields.
             if types.output is not None:
                 raise
-    return _shown(data)
+    return _plain_value(data)
 
 
 def _error(block: Mapping[str, Any], types: Types) -> Any:
@@ -306,19 +306,19 @@ def _failure(block: Mapping[str, Any], types: Types) -> tuple[object, BaseExcept
 def _wait(run_id: str, wait: PendingWait) -> Wait:
     wake_at = _time(wait.get("wakeAt"))
     attempt, error = wait.get("attempt"), wait.get("error", "")
-    known = Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
-    return _asked(run_id, wait, known) if is_ask(wait) else known
+    base = Wait(wait["id"], wake_at, wait.get("event"), attempt, error, wait.get("run", ""))
+    return _with_question(run_id, wait, base) if is_ask(wait) else base
 
 
-def _asked(run_id: str, wait: PendingWait, known: Wait) -> Wait:
+def _with_question(run_id: str, wait: PendingWait, base: Wait) -> Wait:
     return replace(
-        known,
+        base,
         event=None,
         token=token_of(run_id, wait),
         question=wait.get("question", ""),
         to=wait.get("to", ""),
         options=tuple(wait.get("options", ())),
-        data=_shown(wait.get("data")),
+        data=_plain_value(wait.get("data")),
         expires_at=_time(wait.get("expiresAt")),
     )
 

@@ -35,11 +35,11 @@ from perdure.runtime.client import Client, Signal, SignalResult
 from perdure.runtime.definition import Definition
 from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver
-from perdure.runtime.maintenance import Declared, declare
+from perdure.runtime.maintenance import DeclaredPolicy, declare
 from perdure.runtime.options import ClientOptions, IfExists, Start, check_options
 from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.run import Run
-from perdure.runtime.settlement import Rested
+from perdure.runtime.settlement import SettledRun
 from perdure.snapshot import is_over, rest_status
 from perdure.store import (
     Delivery,
@@ -200,11 +200,11 @@ class Runtime(Client):
         if connection is not None:
             return await self._create_in(connection, start)
         if wait and plan.wake_at is None and not start.queue:
-            return await self._create_and_drive(start)
+            return await self._create_and_execute(start)
         [run] = await self._create([start])
         return run
 
-    async def _create_and_drive(self, start: Start) -> Run:
+    async def _create_and_execute(self, start: Start) -> Run:
         request = self.driver.request(start.run_id, start.snapshot)
         # Here and below, the dependencies are entered first, so that no lease expires in the
         # meantime, and no run has been claimed if this fails.
@@ -212,12 +212,12 @@ class Runtime(Client):
             grant = await session.acquire(request)
             if isinstance(grant, Refusal) and start.is_start_of(await self._load(start.run_id)):
                 # This call created the run, but the reply was lost: the same owner may ask again.
-                repeated = LeaseRequest(request.id, request.owner, request.ttl)
-                grant = await session.acquire(repeated)
+                second_request = LeaseRequest(request.id, request.owner, request.ttl)
+                grant = await session.acquire(second_request)
             if isinstance(grant, Refusal):
                 run, is_due = await self._existing(start)
-                return await self._drive(start.run_id) if is_due else run
-            return await self._driven(start.run_id, self.driver.continue_run(session, grant))
+                return await self._execute(start.run_id) if is_due else run
+            return await self._run_after(start.run_id, self.driver.continue_run(session, grant))
 
     async def signal(
         self,
@@ -240,7 +240,7 @@ class Runtime(Client):
             return result
         if result.delivery is Delivery.OVER:
             return replace(result, run=await self.get_run(run_id))
-        return replace(result, run=await self._continue(run_id, paused=False))
+        return replace(result, run=await self._continue(run_id, even_paused=False))
 
     async def resume(self, run_id: str, *, wait: bool = True) -> Run:
         """Continue a run as far as possible, even if it is paused.
@@ -250,7 +250,7 @@ class Runtime(Client):
         """
         if not check_flag(wait, "wait"):
             return await super().resume(run_id)
-        return await self._continue(run_id, paused=True)
+        return await self._continue(run_id, even_paused=True)
 
     async def cancel(
         self, run_id: str, *, reason: str = "", undo: bool = True, wait: bool = True
@@ -263,7 +263,7 @@ class Runtime(Client):
         if not check_flag(wait, "wait"):
             return await super().cancel(run_id, reason=reason, undo=undo)
         run = await self._cancel(run_id, reason, undo)
-        return run if run.over else await self._continue(run_id, paused=False)
+        return run if run.over else await self._continue(run_id, even_paused=False)
 
     async def retry(self, run_id: str, *, wait: bool = True) -> Run:
         """Continue a failed run: the steps that ended it run again, finished steps do not.
@@ -273,27 +273,27 @@ class Runtime(Client):
         if not check_flag(wait, "wait"):
             return await super().retry(run_id)
         run, is_due = await self._retry(run_id)
-        return await self._drive(run_id) if is_due else run
+        return await self._execute(run_id) if is_due else run
 
-    async def _continue(self, run_id: str, *, paused: bool) -> Run:
+    async def _continue(self, run_id: str, *, even_paused: bool) -> Run:
         snapshot = await self._load(run_id)
         status = rest_status(snapshot)
-        if is_over(status) or (status == "paused" and not paused):
+        if is_over(status) or (status == "paused" and not even_paused):
             return self._run(run_id, snapshot)
-        return await self._drive(run_id)
+        return await self._execute(run_id)
 
-    async def _drive(self, run_id: str) -> Run:
+    async def _execute(self, run_id: str) -> Run:
         async with self.driver.deps, self.session() as session:
             grant = await session.acquire(self.driver.request(run_id))
             if isinstance(grant, Refusal):
                 return await self._require(run_id)
             if grant.queue:
                 return await self._leave_to_worker(session, grant)
-            return await self._driven(run_id, self.driver.continue_run(session, grant))
+            return await self._run_after(run_id, self.driver.continue_run(session, grant))
 
     async def _leave_to_worker(self, session: Session, grant: Grant) -> Run:
         """Make a run in a queue due; it has to wait for its turn, and needs permits."""
-        run, is_due = await self._made_due(session, grant, retries=False)
+        run, is_due = await self._make_due(session, grant, retries=False)
         if is_due:
             wake_workers(self.store)
         return run
@@ -307,39 +307,41 @@ class Runtime(Client):
             raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
-        due = await store.due(at, limit, drives=self.registry.drives_with_system)
+        due_runs = await store.due(at, limit, drives=self.registry.all_supported_versions)
         queues = self.registry.queues
-        if not due and not queues:
+        if not due_runs and not queues:
             return []
         async with self.driver.deps, self.session() as session:
-            swept = await asyncio.gather(*(self._sweep_one(session, run.id, at) for run in due))
-            runs = [run for run in swept if run is not None]
+            results = await asyncio.gather(
+                *(self._sweep_one(session, run.id, at) for run in due_runs)
+            )
+            runs = [run for run in results if run is not None]
             if queues and len(runs) < limit:
                 runs += await self._sweep_queues(session, at, limit - len(runs))
         return runs
 
     async def _sweep_queues(self, session: Session, now: datetime, limit: int) -> list[Run]:
         """Continue runs in queues, in turn and within the limits, until none is left."""
-        store, drives = require_queues(self.store, "a queue"), self.registry.drives
+        store, versions = require_queues(self.store, "a queue"), self.registry.supported_versions
         permits = Permits(store, session, self.clock, self.lease_ttl, new_owner(self.random))
         rounds = Rounds(permits)
         rounds.serve(self.registry.queues.values())
 
-        async def claim(most: int, queues: Mapping[str, int]) -> list[Grant]:
-            due = await store.due(now, most, drives=drives, queues=queues)
-            answers = [await session.acquire(self.driver.request(run.id)) for run in due]
+        async def claim(number: int, queues: Mapping[str, int]) -> list[Grant]:
+            due_runs = await store.due(now, number, drives=versions, queues=queues)
+            answers = [await session.acquire(self.driver.request(run.id)) for run in due_runs]
             return [each for each in answers if isinstance(each, Grant)]
 
         runs: dict[str, Run] = {}
         try:
             while len(runs) < limit:
                 rounds.begin()
-                turns = await rounds.take(limit - len(runs), drives, claim, now)
+                turns = await rounds.take(limit - len(runs), versions, claim, now)
                 await rounds.return_unneeded()
-                swept = await asyncio.gather(
+                results = await asyncio.gather(
                     *(self._sweep_turn(session, turn, now) for turn in turns)
                 )
-                new = {run.id: run for run in swept if run is not None}
+                new = {run.id: run for run in results if run is not None}
                 if new.keys() <= runs.keys():
                     break
                 runs.update(new)
@@ -362,17 +364,17 @@ class Runtime(Client):
         try:
             grant = await session.acquire(self.driver.request(run_id))
         except Exception:
-            logger.exception("run %r could not be driven", run_id)
+            logger.exception("run %r could not be continued", run_id)
             return None
         return None if isinstance(grant, Refusal) else await self._sweep_grant(session, grant, now)
 
     async def _sweep_grant(self, session: Session, grant: Grant, now: datetime) -> Run | None:
         run_id = grant.lease.id
         try:
-            driving = self.driver.continue_run(session, grant, not_before=now)
-            return await self._driven(run_id, driving)
+            execution = self.driver.continue_run(session, grant, not_before=now)
+            return await self._run_after(run_id, execution)
         except Exception:
-            logger.exception("run %r could not be driven", run_id)
+            logger.exception("run %r could not be continued", run_id)
             return None
 
     async def declare_schedules(self) -> None:
@@ -389,29 +391,29 @@ class Runtime(Client):
         of several processes with that version, the last one that declared it.
         """
         newest = [self.registry.newest(name) for name in self.registry.names]
-        declared = {each.name: self._declared(each) for each in newest}
-        if declared:
-            await declare(self.store, declared, self.clock.now(), self.random)
+        policies = {each.name: self._policy_of(each) for each in newest}
+        if policies:
+            await declare(self.store, policies, self.clock.now(), self.random)
 
-    def _declared(self, definition: Definition[Any, Any]) -> Declared:
+    def _policy_of(self, definition: Definition[Any, Any]) -> DeclaredPolicy:
         keep = definition.keep or self.driver.keep
         if keep is None:
-            return Declared(definition.version)
+            return DeclaredPolicy(definition.version)
         seconds: dict[Over, float] = {
             status: span.total_seconds() for status, span in keep.spans.items()
         }
-        return Declared(definition.version, seconds)
+        return DeclaredPolicy(definition.version, seconds)
 
     async def flush(self) -> None:
         """Wait until `on_event` has handled all events so far."""
         await self._bus.flush()
 
-    async def _driven(self, run_id: str, driving: Awaitable[Rested | None]) -> Run:
+    async def _run_after(self, run_id: str, execution: Awaitable[SettledRun | None]) -> Run:
         """Return a run as it was written, or as it is stored if another owner took it over."""
-        rested = await driving
-        if rested is None:
+        settled_run = await execution
+        if settled_run is None:
             return await self._require(run_id)
-        return self._run(run_id, codec.loads(rested.data))
+        return self._run(run_id, codec.loads(settled_run.data))
 
 
 def _check_url(url: object) -> str:

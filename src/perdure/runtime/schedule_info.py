@@ -110,30 +110,30 @@ def options_of(schedule: Schedule) -> dict[str, Any]:
     return {name: getattr(schedule, name) for name in schedule.__struct_fields__}
 
 
-def differences_of(asked: Spec, stored: Spec) -> Iterator[str]:
+def differences_of(new_spec: Spec, old_spec: Spec) -> Iterator[str]:
     """Yield the names of the options that differ between two schedules."""
-    if asked.workflow != stored.workflow:
+    if new_spec.workflow != old_spec.workflow:
         yield "workflow"
-    new, old = options_of(schedule_of(asked)), options_of(schedule_of(stored))
+    new, old = options_of(schedule_of(new_spec)), options_of(schedule_of(old_spec))
     yield from (name for name in new if new[name] != old[name])
     for name, key in (("payload", "input"), ("tags", "tags")):
-        if asked.metadata.get(key) != stored.metadata.get(key):
+        if new_spec.metadata.get(key) != old_spec.metadata.get(key):
             yield name
 
 
 def change_spec(run: RunEdit, spec: Spec) -> None:
     """Replace the specification of a schedule; its times count from now on."""
-    given = read_input(run.history.metadata["input"])
-    stored, old, new = given.spec, given.spec.timing, spec.timing
+    input = read_input(run.history.metadata["input"])
+    old_spec, old, new = input.spec, input.spec.timing, spec.timing
     if new.start_at is None and old.start_at is None:
         # An interval that stays the same must not start over.
         new = replace(new, origin=old.origin)
-    has_ended = next_time(old, max(stored.since, given.state.last)) is None
+    has_ended = next_time(old, max(old_spec.since, input.state.last)) is None
     is_changed = _times_of(new) != _times_of(old) or has_ended or run.was_over
-    since = max(stored.since, run.now) if is_changed else stored.since
-    declared = spec.declared or stored.declared
-    spec = replace(spec, timing=new, since=since, declared=declared)
-    run.history.metadata["input"] = encode_input(replace(given, spec=spec))
+    since = max(old_spec.since, run.now) if is_changed else old_spec.since
+    declared_version = spec.declared or old_spec.declared
+    spec = replace(spec, timing=new, since=since, declared=declared_version)
+    run.history.metadata["input"] = encode_input(replace(input, spec=spec))
     if run.was_over:
         # An operator cancelled the schedule: it starts over.
         run.history.drop(run.history)
@@ -144,8 +144,8 @@ def _times_of(timing: Timing) -> tuple[object, ...]:
     return timing.cron, timing.tz, timing.interval, timing.origin, timing.start_at
 
 
-def info_of(snapshot: Snapshot, given: ScheduleInput, open_runs: Sequence[str]) -> ScheduleInfo:
-    spec, state, status = given.spec, given.state, rest_status(snapshot)
+def info_of(snapshot: Snapshot, input: ScheduleInput, open_runs: Sequence[str]) -> ScheduleInfo:
+    spec, state, status = input.spec, input.state, rest_status(snapshot)
     is_active = status != "paused" and not is_over(status)
     block: Mapping[str, Any] = snapshot["execution"]
     return ScheduleInfo(
@@ -155,7 +155,7 @@ def info_of(snapshot: Snapshot, given: ScheduleInput, open_runs: Sequence[str]) 
         payload=codec.decode(spec.metadata.get("input")),
         tags=visible_tags(spec.metadata.get("tags")),
         status=status,
-        next_times=tuple(_next_times(given)) if is_active else (),
+        next_times=tuple(_next_times(input)) if is_active else (),
         last_at=state.latest,
         open=tuple(open_runs),
         buffered=len(state.buffer),
@@ -167,9 +167,9 @@ def info_of(snapshot: Snapshot, given: ScheduleInput, open_runs: Sequence[str]) 
     )
 
 
-def _next_times(given: ScheduleInput) -> Iterator[datetime]:
-    time: datetime | None = max(given.state.last, given.spec.since)
+def _next_times(input: ScheduleInput) -> Iterator[datetime]:
+    time: datetime | None = max(input.state.last, input.spec.since)
     for _ in range(NEXT_TIMES):
-        time = None if time is None else next_time(given.spec.timing, time)
+        time = None if time is None else next_time(input.spec.timing, time)
         if time is not None:
             yield time

@@ -94,10 +94,10 @@ def read_input(data: object) -> ScheduleInput:
     return msgspec.convert(data, ScheduleInput)
 
 
-def encode_input(given: ScheduleInput) -> Any:
+def encode_input(input: ScheduleInput) -> Any:
     """Return the input of a schedule's run as JSON."""
     # Not through the codec: the payload in it is already encoded.
-    return msgspec.to_builtins(given)
+    return msgspec.to_builtins(input)
 
 
 def new_run(
@@ -121,44 +121,47 @@ def queued_run(
     """Return a run that is due at once."""
     metadata = {"createdAt": isoformat(now), "seed": new_seed(random), **metadata}
     snapshot = new_snapshot(workflow, now=now, metadata=metadata)
-    queued: Snapshot = {**snapshot, "execution": {**snapshot["execution"], "state": "queued"}}
-    return NewRun(run_id, workflow, codec.dumps(queued), **header_of(queued))
+    queued_snapshot: Snapshot = {
+        **snapshot,
+        "execution": {**snapshot["execution"], "state": "queued"},
+    }
+    return NewRun(run_id, workflow, codec.dumps(queued_snapshot), **header_of(queued_snapshot))
 
 
 class ScheduleDecision(msgspec.Struct, frozen=True):
     """The return value of a schedule's function: the next input, and when to begin with it."""
 
-    following: ScheduleInput
+    next_input: ScheduleInput
     decision: Decision
 
 
-async def decide_and_start(step: Step, given: ScheduleInput) -> ScheduleDecision:
+async def decide_and_start(step: Step, input: ScheduleInput) -> ScheduleDecision:
     """Decide once what to do now, and begin to do it."""
     run = current_execution()
     assert run is not None, "a workflow function is called in a run"
 
     async def decide_once() -> str:
         # As a string, which the codec need not inspect: this is most of the work of a schedule.
-        return msgspec.json.encode(await _decide(run, given)).decode()
+        return msgspec.json.encode(await _decide(run, input)).decode()
 
     decision = msgspec.json.decode(await step("decide", decide_once), type=Decision)
-    return ScheduleDecision(replace(given, state=decision.state), decision)
+    return ScheduleDecision(replace(input, state=decision.state), decision)
 
 
-async def _decide(run: Execution, given: ScheduleInput) -> Decision:
+async def _decide(run: Execution, input: ScheduleInput) -> Decision:
     """Decide, and put the new runs into the outbox, which is part of the same write."""
-    spec, now = given.spec, run.clock.now()
+    spec, now = input.spec, run.clock.now()
     try:
-        ended = await _runs_that_ended(run, given)
+        ends = await _runs_that_ended(run, input)
     except StoreError as error:
         # The schedule has not failed: it is tried again.
-        raise run.break_off(error) from error.__cause__
-    floor = max(given.state.last, spec.since, _unpaused_at(run) or spec.since)
-    state = replace(given.state, last=floor)
+        raise run.stop(error) from error.__cause__
+    floor = max(input.state.last, spec.since, _unpaused_at(run) or spec.since)
+    state = replace(input.state, last=floor)
     # The write of a decision contains all of its runs, so limit them if payloads are large.
     max_starts = max(MAX_BYTES // len(codec.dumps(spec.metadata)), 1)
     decision = decide(
-        spec.name, spec.timing, state, now, ended, max_starts=min(max_starts, MAX_STARTS)
+        spec.name, spec.timing, state, now, ends, max_starts=min(max_starts, MAX_STARTS)
     )
     _start_and_cancel(run, spec, decision, now)
     return decision
@@ -180,17 +183,17 @@ def _unpaused_at(run: Execution) -> datetime | None:
     return parse_iso(unpaused_at) if isinstance(unpaused_at, str) else None
 
 
-async def _runs_that_ended(run: Execution, given: ScheduleInput) -> dict[datetime, RunEnd]:
+async def _runs_that_ended(run: Execution, input: ScheduleInput) -> dict[datetime, RunEnd]:
     """Return which of the open runs are over."""
-    host, name = run.host, given.spec.name
-    assert isinstance(host, RunHost), "a schedule is driven by a runtime"
-    open_runs = {run_id_at(name, time): time for time in given.state.open}
-    ended: dict[str, RunEnd] = {}
+    host, name = run.host, input.spec.name
+    assert isinstance(host, RunHost), "a schedule is executed by a runtime"
+    open_runs = {run_id_at(name, time): time for time in input.state.open}
+    ends: dict[str, RunEnd] = {}
     if open_runs:
-        ended = await _ends(host.session.store, open_runs)
-    if given.spec.timing.overlap in BUFFERS:
-        ended = {**await _reported_ends(host), **ended}
-    return {time: ended[id] for id, time in open_runs.items() if id in ended}
+        ends = await _ends(host.session.store, open_runs)
+    if input.spec.timing.overlap in BUFFERS:
+        ends = {**await _reported_ends(host), **ends}
+    return {time: ends[id] for id, time in open_runs.items() if id in ends}
 
 
 async def _reported_ends(host: RunHost) -> dict[str, RunEnd]:
@@ -241,15 +244,15 @@ class ScheduleWorkflow(SystemWorkflow):
 
     def rest(self, host: RunHost, outcome: ScheduleDecision) -> tuple[ExecutionBlock, Rest]:
         """Return the execution block and the rest of the next generation."""
-        following, decision = outcome.following, outcome.decision
-        host.history = host.history.next_generation(encode_input(following))
+        next_input, decision = outcome.next_input, outcome.decision
+        host.history = host.history.next_generation(encode_input(next_input))
         # It would be stored with every generation, but nothing uses it.
         del host.history.metadata["firstInput"]
         if decision.pause:
-            edit = RunEdit(host.id, host.history, host.running(), "queued", host.clock.now())
+            edit = RunEdit(host.id, host.history, host.running_block(), "queued", host.clock.now())
             edit.make("paused", reason=decision.pause)
             return edit.rest(host)
-        awaits = (OPERATOR, DONE) if following.state.buffer else (OPERATOR,)
+        awaits = (OPERATOR, DONE) if next_input.state.buffer else (OPERATOR,)
         if decision.wake_at is None:
             return host.block(state="waiting"), Rest("waiting", None, awaits)
         return host.block(state="queued"), Rest("queued", decision.wake_at, awaits)

@@ -118,12 +118,12 @@ class ScheduleClient(Starter):
         Creating the same schedule again is allowed; a different one with this name raises
         `ScheduleConflict`.
         """
-        asked: dict[str, Any] = {**options}
-        tags = asked.pop("tags", None)
-        spec = self._spec(name, workflow, payload, new_schedule(asked), tags)
+        schedule_options: dict[str, Any] = {**options}
+        tags = schedule_options.pop("tags", None)
+        spec = self._spec(name, workflow, payload, new_schedule(schedule_options), tags)
         if not await self._create_schedule(spec):
-            snapshot, stored = await self._load_schedule(name)
-            differences = list(differences_of(spec, stored.spec))
+            snapshot, stored_input = await self._load_schedule(name)
+            differences = list(differences_of(spec, stored_input.spec))
             if is_over(rest_status(snapshot)):
                 differences.append("status")
             if differences:
@@ -138,12 +138,12 @@ class ScheduleClient(Starter):
     async def schedules(self) -> list[ScheduleInfo]:
         """Return all schedules, by name."""
         names = await self._schedule_names()
-        found: list[ScheduleInfo] = []
+        all_infos: list[ScheduleInfo] = []
         for first in range(0, len(names), _PAGE):
             several = names[first : first + _PAGE]
             infos = await asyncio.gather(*map(self._schedule_info, several))
-            found += (info for info in infos if info is not None)
-        return sorted(found, key=lambda info: info.name)
+            all_infos += (info for info in infos if info is not None)
+        return sorted(all_infos, key=lambda info: info.name)
 
     async def _schedule_names(self) -> list[str]:
         prefix, after = schedule_id(""), None
@@ -174,13 +174,13 @@ class ScheduleClient(Starter):
         if is_new:
             logger.info("schedule %r was created", name)
             return
-        stored = (await self._load_schedule(name))[1].spec
-        if not (differences := ", ".join(differences_of(spec, stored))):
+        old_spec = (await self._load_schedule(name))[1].spec
+        if not (differences := ", ".join(differences_of(spec, old_spec))):
             return
-        if 0 < stored.declared < spec.declared:
+        if 0 < old_spec.declared < spec.declared:
             logger.info("schedule %r is updated: %s", name, differences)
             await self._change_schedule(name, lambda run: change_spec(run, spec))
-        elif stored.declared <= spec.declared:
+        elif old_spec.declared <= spec.declared:
             # An older deployment beside a newer one leaves it alone, without a warning.
             logger.warning(_NOT_UPDATED, name, differences, spec.declared)
 
@@ -210,24 +210,24 @@ class ScheduleClient(Starter):
         )
 
     async def _update_schedule(self, name: str, changes: ScheduleChanges) -> None:
-        stored = (await self._load_schedule(name))[1].spec
-        asked: dict[str, Any] = {**options_of(schedule_of(stored)), **changes}
-        payload = asked.pop("payload", None)
-        tags = asked.pop("tags", visible_tags(stored.metadata.get("tags")))
-        schedule, now = new_schedule(asked), self.clock.now()
+        old_spec = (await self._load_schedule(name))[1].spec
+        new_options: dict[str, Any] = {**options_of(schedule_of(old_spec)), **changes}
+        payload = new_options.pop("payload", None)
+        tags = new_options.pop("tags", visible_tags(old_spec.metadata.get("tags")))
+        schedule, now = new_schedule(new_options), self.clock.now()
         first_time(timing_of(schedule, now), now)
         if "payload" in changes:
-            spec = self._spec(name, stored.workflow, payload, schedule, tags)
+            spec = self._spec(name, old_spec.workflow, payload, schedule, tags)
         else:
-            kept = {key: value for key, value in stored.metadata.items() if key != "tags"}
-            metadata = {**kept, **check_options(now, tags=tags).metadata}
-            spec = replace(stored, timing=timing_of(schedule, now), metadata=metadata)
+            others = {key: value for key, value in old_spec.metadata.items() if key != "tags"}
+            metadata = {**others, **check_options(now, tags=tags).metadata}
+            spec = replace(old_spec, timing=timing_of(schedule, now), metadata=metadata)
         await self._change_schedule(name, lambda run: change_spec(run, spec))
 
     async def _create_schedule(self, spec: Spec) -> bool:
         """Create the run of a schedule; return whether it is new."""
-        given = ScheduleInput(spec, ScheduleState(last=spec.since))
-        metadata = {"input": encode_input(given), **SCHEDULE_WORKFLOW.identity}
+        input = ScheduleInput(spec, ScheduleState(last=spec.since))
+        metadata = {"input": encode_input(input), **SCHEDULE_WORKFLOW.identity}
         new = queued_run(schedule_id(spec.name), SCHEDULE, metadata, self.clock.now(), self.random)
         if next_time(spec.timing, spec.since) is None and await self.store.load(new.id):
             # A program that creates the schedule at every start may do so after its end.
@@ -245,14 +245,14 @@ class ScheduleClient(Starter):
 
     async def _schedule_info(self, name: str) -> ScheduleInfo | None:
         try:
-            snapshot, given = await self._load_schedule(name)
+            snapshot, input = await self._load_schedule(name)
         except ScheduleNotFound:
             return None
-        open_runs = [run_id_at(name, time) for time in given.state.open]
+        open_runs = [run_id_at(name, time) for time in input.state.open]
         if can_search(self.store) and open_runs:
             summaries = await self.store.summaries(open_runs)
             open_runs = [run.id for run in summaries if run is not None and not is_over(run.status)]
-        return info_of(snapshot, given, open_runs)
+        return info_of(snapshot, input, open_runs)
 
     async def _change_schedule(
         self, name: str, edit: Callable[[RunEdit], None], *, delete: bool = False
@@ -318,8 +318,8 @@ class ScheduleClient(Starter):
         runs: list[Run] = []
         for first in range(0, len(times), BATCH):
             new = [new_run(spec, time, now, self.random) for time in times[first : first + BATCH]]
-            created = await store.enqueue(new)
-            for each, is_new in zip(new, created, strict=True):
+            answers = await store.enqueue(new)
+            for each, is_new in zip(new, answers, strict=True):
                 run = self._run(each.id, codec.loads(each.snapshot)) if is_new else None
                 runs.append(run or await self._require(each.id))
         wake_workers(self.store)

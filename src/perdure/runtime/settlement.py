@@ -36,7 +36,7 @@ from perdure.runtime.delivery import open_runs
 from perdure.runtime.edits import RunEdit, at_rest, cancelled
 from perdure.runtime.ends import report_end
 from perdure.runtime.loud import log_failed_rollback, log_failed_run
-from perdure.runtime.requests import WATCH, Requested
+from perdure.runtime.requests import WATCH, ReceivedRequest
 from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
 from perdure.snapshot import ExecutionBlock, PendingWait, RunStatus, is_over, reply_to_of
@@ -47,7 +47,7 @@ from perdure.store import Rest
 logger = logging.getLogger(__name__)
 
 
-class Rested(NamedTuple):
+class SettledRun(NamedTuple):
     """A settled run: its snapshot as JSON, its status, and how often its steps were retried.
 
     Retries are counted since the run was leased.
@@ -62,29 +62,29 @@ async def leave(
     host: RunHost,
     result: Result[Any, Any] | None,
     definition: Definition[Any, Any],
-    requests: Sequence[Requested],
+    requests: Sequence[ReceivedRequest],
     keep: Keep | None,
-) -> Rested:
+) -> SettledRun:
     """Write the outcome or the waits of a run, and release it.
 
     Without a result, the function was unwound: the run was suspended or interrupted.
     """
-    broken, suspended = host.execution.broken, host.suspended
-    if isinstance(broken, ContinuedAsNew):
-        return await _begin_again(host, broken.data, definition)
-    if requests and (suspended is not None or isinstance(broken, Cancelled)):
-        return await apply_requests(_edit(host, suspended), host, requests)
-    if suspended is not None:
-        return await _settle(host, *at_rest(host, suspended))
-    if isinstance(broken, Cancelled):
-        return await _end(host, *cancelled(host, broken.reason))
-    if isinstance(broken, ManualValueError):
-        return await _pause(host, str(broken))
-    if isinstance(broken, StoreError | LeaseLost):
-        raise broken
+    reason, suspended_waits = host.execution.stopped_by, host.suspended_waits
+    if isinstance(reason, ContinuedAsNew):
+        return await _begin_again(host, reason.data, definition)
+    if requests and (suspended_waits is not None or isinstance(reason, Cancelled)):
+        return await apply_requests(_edit(host, suspended_waits), host, requests)
+    if suspended_waits is not None:
+        return await _settle(host, *at_rest(host, suspended_waits))
+    if isinstance(reason, Cancelled):
+        return await _end(host, *cancelled(host, reason.reason))
+    if isinstance(reason, ManualValueError):
+        return await _pause(host, str(reason))
+    if isinstance(reason, StoreError | LeaseLost):
+        raise reason
     if result is None:
-        assert broken is not None, "a run without a result was broken off"
-        result = outcome_of(broken)
+        assert reason is not None, "a run without a result was stopped"
+        result = outcome_of(reason)
     if isinstance(definition, SystemWorkflow) and isinstance(result, Ok):
         return await _sleep_until_next(host, definition, result.value)
     if requests:
@@ -96,14 +96,14 @@ async def leave(
 
 async def _end_function(
     host: RunHost, result: Result[Any, Any], definition: Definition[Any, Any], keep: Keep | None
-) -> Rested:
+) -> SettledRun:
     """Store the result of a run's function."""
     outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
     drops_records = keeps_only_result(status, definition, keep)
-    rested = await _end(host, block, Rest(status), drops_records=drops_records)
+    settled_run = await _end(host, block, Rest(status), drops_records=drops_records)
     if isinstance(outcome, Err):
         log_failed_run(host, outcome)
-    return rested
+    return settled_run
 
 
 def keeps_only_result(
@@ -114,45 +114,45 @@ def keeps_only_result(
     return status == "completed" and keep is not None and keep.what == "result"
 
 
-async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> Rested:
+async def _begin_again(host: RunHost, data: object, definition: Definition[Any, Any]) -> SettledRun:
     """Replace the run with its next generation, due at once, in one fenced write."""
     history, children = host.history, host.history.open_children()
-    host.history = following = history.next_generation(data)
-    following.metadata.update(definition.identity)
+    host.history = next_history = history.next_generation(data)
+    next_history.metadata.update(definition.identity)
     if children := [*history.metadata.get("children", ()), *children]:
         # Drop those that have ended: a loop that starts a run in each generation must not grow.
         store = host.session.store
         tag = parent_tag(host.id)
-        following.metadata["children"] = await open_runs(store, tag, children)
+        next_history.metadata["children"] = await open_runs(store, tag, children)
     return await _settle(host, host.block(state="queued"), Rest("queued", host.clock.now()))
 
 
-async def end_failed(host: RunHost, error: StoreError) -> Rested:
+async def end_failed(host: RunHost, error: StoreError) -> SettledRun:
     """End a run that the store rejects as it is, if necessary without its records."""
     try:
         return await _write_failed(host, error)
     except ValueTooLarge:
-        failed: PerdureError = RunFailed(
+        run_error: PerdureError = RunFailed(
             f"{error}. Its {len(host.history)} records together are more than the store takes "
             "and were dropped, so the run cannot be retried"
         )
-        if lost := host.history.owed():
-            reasons = dict.fromkeys(lost, "its record was dropped")
-            failed = RollbackFailed(f"run {host.id!r}", str(failed), reasons)
+        if keys := host.history.steps_to_undo():
+            reasons = dict.fromkeys(keys, "its record was dropped")
+            run_error = RollbackFailed(f"run {host.id!r}", str(run_error), reasons)
         host.history = host.history.without_records()
-        return await _write_failed(host, failed, truncated=True)
+        return await _write_failed(host, run_error, truncated=True)
 
 
-async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> Rested:
+async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> SettledRun:
     record = encode_failure(error, host.id).record
-    rested = await _end(host, failed_block(host, record, **facts), Rest("failed"))
+    settled_run = await _end(host, failed_block(host, record, **facts), Rest("failed"))
     log_failed_run(host, Err(error))
-    return rested
+    return settled_run
 
 
 async def _end(
     host: RunHost, block: ExecutionBlock, rest: Rest, *, drops_records: bool = False
-) -> Rested:
+) -> SettledRun:
     """Store that a run has ended, or that its steps have to be undone first."""
     block, rest = end_or_undo(host, block, rest)
     if host.history.rollback is not None:
@@ -160,15 +160,15 @@ async def _end(
     return await _settle(host, block, rest, drops_records=drops_records)
 
 
-async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> Rested:
+async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> SettledRun:
     """Store the end of a run whose steps were undone."""
     failures: Failures = result.value if isinstance(result, Ok) else {}
     if isinstance(result, Err):
-        failures = dict.fromkeys(host.history.owed(), cast(Exception, result.error))
-    rested = await _settle(host, *rolled_back(host, failures))
+        failures = dict.fromkeys(host.history.steps_to_undo(), cast(Exception, result.error))
+    settled_run = await _settle(host, *rolled_back(host, failures))
     if failures:
         log_failed_rollback(host, failures)
-    return rested
+    return settled_run
 
 
 async def _settle(
@@ -178,7 +178,7 @@ async def _settle(
     consumes: Sequence[str] = (),
     *,
     drops_records: bool = False,
-) -> Rested:
+) -> SettledRun:
     """Store the state of a run. If it has ended, report that to other runs before releasing it."""
     if is_over(rest.status):
         await _tell_others(host, block)
@@ -195,7 +195,7 @@ async def _settle(
         # the records.
         host.history = history
         raise
-    return Rested(data, rest.status, host.retries)
+    return SettledRun(data, rest.status, host.retries)
 
 
 async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
@@ -206,25 +206,27 @@ async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
         cancel_children(history, host.clock.now())
     if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
         return
-    ended: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
+    snapshot: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
     try:
         # The outcome is durable before it is reported: if this process dies in between, the next
         # owner reports the same one.
         await host.append_outcome(block)
         await host.outbox.drain()
-        await report_end(host.session, host.id, codec.loads(codec.dumps(ended)))
+        await report_end(host.session, host.id, codec.loads(codec.dumps(snapshot)))
     except asyncio.CancelledError:
         await log_failure(host.release())
         raise asyncio.CancelledError from None
 
 
-async def apply_requests(edit: RunEdit, host: RunHost, requests: Sequence[Requested]) -> Rested:
+async def apply_requests(
+    edit: RunEdit, host: RunHost, requests: Sequence[ReceivedRequest]
+) -> SettledRun:
     """Apply the requests of operators in one write."""
     apply_all(edit, [each.request for each in requests])
     consumes = [each.message_id for each in requests]
-    rested = await _settle(host, *edit.rest(host), consumes)
+    settled_run = await _settle(host, *edit.rest(host), consumes)
     await copy_acts(host.session.store, host.id, edit.acts)
-    return rested
+    return settled_run
 
 
 def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
@@ -235,15 +237,15 @@ def _edit(host: RunHost, waits: Sequence[PendingWait] | None) -> RunEdit:
 
 
 def _edit_of(host: RunHost, status: RunStatus) -> RunEdit:
-    return RunEdit(host.id, host.history, host.running(), status, host.clock.now())
+    return RunEdit(host.id, host.history, host.running_block(), status, host.clock.now())
 
 
-def _refuse_late(host: RunHost, requests: Sequence[Requested]) -> None:
+def _refuse_late(host: RunHost, requests: Sequence[ReceivedRequest]) -> None:
     """Record that requests came too late: the function has ended."""
     refuse_all(_edit_of(host, "queued"), [each.request for each in requests])
 
 
-async def _pause(host: RunHost, reason: str) -> Rested:
+async def _pause(host: RunHost, reason: str) -> SettledRun:
     """Pause a run that cannot continue until an operator changes it."""
     logger.error("run %r is paused: %s", host.id, reason)
     edit = _edit_of(host, "queued")
@@ -251,8 +253,8 @@ async def _pause(host: RunHost, reason: str) -> Rested:
     return await _settle(host, *edit.rest(host))
 
 
-async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> Rested:
+async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: Any) -> SettledRun:
     """Replace a run of the engine with its next generation, which begins at its next time."""
-    rested = await _settle(host, *definition.rest(host, outcome))
+    settled_run = await _settle(host, *definition.rest(host, outcome))
     # It is queued, but must not be continued here and now.
-    return rested._replace(status="suspended")
+    return settled_run._replace(status="suspended")

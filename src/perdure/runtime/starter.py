@@ -48,7 +48,7 @@ PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.5)
 """How long, in seconds, a call waits for another process to finish changing a run."""
 
 
-class Changed(NamedTuple):
+class ChangedRun(NamedTuple):
     """A run, and whether this call made it due."""
 
     run: Run
@@ -192,14 +192,14 @@ class Starter(Reader):
         the same write, were created.
         """
         plan = check_options(self.clock.now(), **options)
-        given = check_list(payloads, "payloads", "a list of payloads")
-        ids: Iterable[str | None] = repeat(None, len(given))
+        payload_list = check_list(payloads, "payloads", "a list of payloads")
+        ids: Iterable[str | None] = repeat(None, len(payload_list))
         if run_ids is not None:
             ids = check_list(run_ids, "run_ids", "a list of ids")
-            if len(ids) != len(given) or len(set(ids)) != len(ids):
-                expected = f"{len(given)} different ids, one per payload"
+            if len(ids) != len(payload_list) or len(set(ids)) != len(ids):
+                expected = f"{len(payload_list)} different ids, one per payload"
                 raise InvalidArgument("run_ids", run_ids, expected)
-        pairs = zip(given, ids, strict=True)
+        pairs = zip(payload_list, ids, strict=True)
         starts = [self._start(workflow, payload, run_id, plan) for payload, run_id in pairs]
         runs: list[Run] = []
         for first in range(0, len(starts), BATCH):
@@ -210,10 +210,10 @@ class Starter(Reader):
         """Create runs in one write; return them, or the existing runs with their ids."""
         store = require_schedule(self.store)
         new = [start.new_run() for start in starts]
-        created = await store.enqueue(new)
+        answers = await store.enqueue(new)
         wake_workers(self.store)
         runs: list[Run] = []
-        for start, run, is_new in zip(starts, new, created, strict=True):
+        for start, run, is_new in zip(starts, new, answers, strict=True):
             if is_new:
                 runs.append(self._run(run.id, codec.loads(run.snapshot)))
             else:
@@ -228,13 +228,13 @@ class Starter(Reader):
             expected = '"return" or "error" beside connection='
             raise InvalidArgument("if_exists", start.plan.if_exists, expected, hint)
         new = start.new_run()
-        [stored] = await store.enqueue_in(connection, [new])
-        if stored is None:
+        [is_created] = await store.enqueue_in(connection, [new])
+        if is_created is None:
             return self._run(new.id, codec.loads(new.snapshot))
-        start.check_conflict(stored)
-        return self._run(new.id, stored)
+        start.check_conflict(is_created)
+        return self._run(new.id, is_created)
 
-    async def _existing(self, start: Start) -> Changed:
+    async def _existing(self, start: Start) -> ChangedRun:
         """Return the existing run with this id, restarted if requested."""
         is_owned = await self._is_owned(start.run_id)
         snapshot = await self._load(start.run_id)
@@ -242,9 +242,9 @@ class Starter(Reader):
             if start.restarts(snapshot):
                 return await self._restart(start)
             start.check_conflict(snapshot)
-        return Changed(await self._current(start.run_id, snapshot, is_owned), False)
+        return ChangedRun(await self._current(start.run_id, snapshot, is_owned), False)
 
-    async def _restart(self, start: Start) -> Changed:
+    async def _restart(self, start: Start) -> ChangedRun:
         async with self.session() as session:
             grant = await self._acquire_over(session, start)
             if not start.restarts(grant.snapshot):
@@ -252,12 +252,12 @@ class Starter(Reader):
                 lease, wake_at = grant.lease, start.plan.wake_at
                 await require_lease(self.store).release([lease], wake_at=wake_at)
                 start.check_conflict(grant.snapshot)
-                return Changed(self._run(start.run_id, grant.snapshot), False)
+                return ChangedRun(self._run(start.run_id, grant.snapshot), False)
             data = await transitions.restart(session, grant, start)
         if data is None:
             return await self._existing(start)
         wake_workers(self.store)
-        return Changed(self._run(start.run_id, codec.loads(data)), True)
+        return ChangedRun(self._run(start.run_id, codec.loads(data)), True)
 
     async def _acquire_over(self, session: Session, start: Start) -> Grant:
         """Lease a run that is over, waiting while another process is changing it."""
@@ -283,16 +283,16 @@ class Starter(Reader):
         run_id: str | None,
         plan: Plan,
     ) -> Start:
-        known, data = self._encoded(workflow, payload)
-        name = known if isinstance(known, str) else known.name
+        target, data = self._encode_start(workflow, payload)
+        name = target if isinstance(target, str) else target.name
         if run_id is None:
             run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
         run_id = check_user_id(run_id, "run_id")
-        start = new_start(known, data, run_id, plan, self.clock.now(), self.random)
+        start = new_start(target, data, run_id, plan, self.clock.now(), self.random)
         add_metadata(start.metadata, self.around, name, run_id)
         return start
 
-    def _encoded(
+    def _encode_start(
         self, workflow: Definition[Any, Any] | str, payload: object
     ) -> tuple[Definition[Any, Any] | str, Any]:
         """Return a workflow, or its name if it is unknown, and its payload as JSON."""

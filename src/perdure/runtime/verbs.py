@@ -47,8 +47,8 @@ def apply(run: RunEdit, request: Request) -> None:
     """Apply a verb and record the act, or raise `Refused`."""
     if request.id and any(act.get("id") == request.id for act in acts_of(run.history.metadata)):
         raise AppliedBefore(run.run_id, request.verb)
-    was = _VERBS[request.verb](run, request)
-    run.record(request, was=was)
+    old = _VERBS[request.verb](run, request)
+    run.record(request, old=old)
 
 
 def apply_all(run: RunEdit, requests: Sequence[Request]) -> None:
@@ -59,14 +59,14 @@ def apply_all(run: RunEdit, requests: Sequence[Request]) -> None:
     for request in requests:
         try:
             apply(run, request)
-        except Refused as refused:
-            run.record(request, refused=refused.reason)
+        except Refused as error:
+            run.record(request, refusal=error.reason)
 
 
 def refuse_all(run: RunEdit, requests: Sequence[Request]) -> None:
     """Record that requests came too late: they were made when the run was not over."""
     for request in requests:
-        run.record(request, refused="the run ended first")
+        run.record(request, refusal="the run ended first")
 
 
 def _refuse(run: RunEdit, request: Request, reason: str) -> Refused:
@@ -82,33 +82,33 @@ def _cancel(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     if run.history.rollback is not None and request.undo:
         raise _refuse(run, request, "its steps are being undone; the run ends after that")
-    was = run.status
+    status = run.status
     run.make("cancelled", reason=request.why)
     run.undoes = request.undo
     if request.via:
         run.history.metadata[CANCELLED_BY] = request.via
     cancel_children(run.history, run.now)
-    return was
+    return status
 
 
 def _pause(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     if run.status == "paused":
-        raise _refuse(run, request, f"it is paused already: {run.reason or 'no reason was given'}")
-    was = run.status
-    due_at = run.due_at if was == "queued" else None
+        raise _refuse(run, request, f"it is already paused: {run.reason or 'no reason was given'}")
+    status = run.status
+    due_at = run.due_at if status == "queued" else None
     by = f"by {request.by}" if request.by else ""
     reason = ": ".join(filter(None, (by, request.why)))
     run.make("paused", reason=reason, due_at=due_at)
-    return was
+    return status
 
 
 def _unpause(run: RunEdit, request: Request) -> str:
     if run.status != "paused":
         raise _refuse(run, request, f"it is {run.status}, not paused")
-    was = run.reason
-    run.make("queued", due_at=stored_due_at(run.stored))
-    return was
+    reason = run.reason
+    run.make("queued", due_at=stored_due_at(run.stored_block))
+    return reason
 
 
 def _retry(run: RunEdit, request: Request) -> str:
@@ -116,7 +116,7 @@ def _retry(run: RunEdit, request: Request) -> str:
         raise _refuse(run, request, f"it is {run.status}, not failed")
     _check_complete(run, request)
     keys = failures_to_retry(_snapshot(run))
-    if run.history.owed() and run.history.rollback is not None:
+    if run.history.steps_to_undo() and run.history.rollback is not None:
         return continue_rollback(run)
     _make_due_again(run)
     start_over(run)
@@ -154,7 +154,7 @@ def _make_due_again(run: RunEdit) -> None:
 
 
 def _check_complete(run: RunEdit, request: Request) -> None:
-    if run.stored.get("truncated"):
+    if run.stored_block.get("truncated"):
         reason = (
             "its records were too large for the store and were dropped; start it again under "
             "another id"
@@ -164,15 +164,15 @@ def _check_complete(run: RunEdit, request: Request) -> None:
 
 def _snapshot(run: RunEdit) -> Snapshot:
     steps = {key: run.history.get(key) for key in run.history}
-    return cast(Snapshot, {"steps": steps, "execution": run.stored})
+    return cast(Snapshot, {"steps": steps, "execution": run.stored_block})
 
 
 def _wake(run: RunEdit, request: Request) -> str:
     _check_not_over(run, request)
     waits = [wait for wait in run.waits if request.step in ("", wait["id"])]
     if not waits:
-        known = ", ".join(repr(wait["id"]) for wait in run.waits)
-        reason = f"it waits for {known}, not for {request.step!r}" if known else "it does not wait"
+        names = ", ".join(repr(wait["id"]) for wait in run.waits)
+        reason = f"it waits for {names}, not for {request.step!r}" if names else "it does not wait"
         raise _refuse(run, request, reason)
     for wait in waits:
         run.history.waits[wait["id"]] = _ended_at(wait, isoformat(run.now))
@@ -181,17 +181,17 @@ def _wake(run: RunEdit, request: Request) -> str:
 
 
 def _ended_at(wait: PendingWait, now: str) -> PendingWait:
-    woken: PendingWait = {**wait, "wakeAt": now}
+    due_wait: PendingWait = {**wait, "wakeAt": now}
     if is_ask(wait):
-        woken["expiresAt"] = now
-    return woken
+        due_wait["expiresAt"] = now
+    return due_wait
 
 
 def _describe_wait(wait: PendingWait) -> str:
-    until = f" until {wait['wakeAt']}" if "wakeAt" in wait else ""
-    what = f"event {wait['event']!r}" if "event" in wait else wait["id"]
-    what = wait["id"] if is_ask(wait) else what
-    return f"{what}{until}"
+    deadline = f" until {wait['wakeAt']}" if "wakeAt" in wait else ""
+    subject = f"event {wait['event']!r}" if "event" in wait else wait["id"]
+    subject = wait["id"] if is_ask(wait) else subject
+    return f"{subject}{deadline}"
 
 
 def _signal(run: RunEdit, request: Request) -> str:
@@ -233,15 +233,15 @@ def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
         raise _refuse(run, request, f"it is {run.status}")
     _check_complete(run, request)
     check_undo_step(run, request)
-    branch, call, was = _place_of(run, request)
+    branch, call, previous = _place_of(run, request)
     _forget_failure(run.history, request.step)
     _close_waits(run, branch, call)
-    key = run.entered = run.history.reserve(branch, call)
+    key = run.entered_key = run.history.reserve(branch, call)
     facts = {"at": isoformat(run.now), "branch": branch, "by": request.by or request.via}
     record = {**outcome, **facts, "call": call}
     run.history.load({key: cast(StepRecord, {k: v for k, v in record.items() if v != ""})})
     _make_due_again(run)
-    return was
+    return previous
 
 
 def _place_of(run: RunEdit, request: Request) -> tuple[str, str, str]:
@@ -280,11 +280,11 @@ def _describe_failure(record: Any) -> str:
 
 def _forget_failure(history: History, key: str) -> None:
     """Drop a failure, and the races that failed because of it."""
-    dropped = [key]
+    dropped_keys = [key]
     for other in history:
-        if not set(dropped).isdisjoint(history.get(other).get("failures", ())):
-            dropped.append(other)
-    history.drop(dropped)
+        if not set(dropped_keys).isdisjoint(history.get(other).get("failures", ())):
+            dropped_keys.append(other)
+    history.drop(dropped_keys)
 
 
 def _close_waits(run: RunEdit, branch: str, call: str) -> None:
@@ -314,15 +314,15 @@ def _rewind(run: RunEdit, request: Request) -> str:
     if request.step not in run.history:
         raise _refuse(run, request, f"there is no record of step {request.step!r}")
     check_valid_start(run, request)
-    dropped = drop_records(run, request.step)
+    dropped_keys = drop_records(run, request.step)
     _make_due_again(run)
-    return _list_keys(dropped)
+    return _list_keys(dropped_keys)
 
 
 def _list_keys(keys: Sequence[str]) -> str:
-    shown = ", ".join(keys[:10])
+    names = ", ".join(keys[:10])
     more = f" and {len(keys) - 10} more" if len(keys) > 10 else ""
-    return f"{shown}{more}"
+    return f"{names}{more}"
 
 
 def _edit_payload(run: RunEdit, request: Request) -> str:

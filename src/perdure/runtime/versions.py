@@ -34,14 +34,14 @@ class Versions(msgspec.Struct, frozen=True):
 async def count_versions(store: SearchStore, workflow: str) -> Versions:
     """Count the open runs of a workflow from their headers, the most recently updated first."""
     query = Query(statuses=_LIVE, workflows=(workflow,))
-    counted: Counter[tuple[int, RunStatus]] = Counter()
+    runs_by_version: Counter[tuple[int, RunStatus]] = Counter()
     cursor: str | None = None
     for _ in range(EXAMINED // _PAGE):
         page = await store.search(query, _PAGE, after=cursor)
-        counted.update((run.version, run.status) for run in page.runs)
+        runs_by_version.update((run.version, run.status) for run in page.runs)
         if (cursor := page.cursor) is None:
             break
     counts: dict[int, dict[RunStatus, int]] = {}
-    for (version, status), count in sorted(counted.items()):
+    for (version, status), count in sorted(runs_by_version.items()):
         counts.setdefault(version, {})[status] = count
     return Versions(counts, capped=cursor is not None)

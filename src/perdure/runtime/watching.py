@@ -44,7 +44,7 @@ class Sighting(NamedTuple):
     report: str | None = None
 
 
-class Watched:
+class WatchedRun:
     """A run that callers wait for, and its last sighting."""
 
     def __init__(self, store: Store, clock: Clock, run_id: str) -> None:
@@ -64,7 +64,7 @@ class Watched:
         """Return whether half of the pause has passed: runs that are due soon join a round."""
         return self.is_urgent or self.look_at - self._pause / 2 <= now
 
-    def saw(self, sighting: Sighting | None, now: float) -> None:
+    def update(self, sighting: Sighting | None, now: float) -> None:
         """Store a sighting, and wake the callers for which it is new."""
         is_new = sighting != self.sighting
         if is_new:
@@ -74,13 +74,13 @@ class Watched:
         self.looks += 1
         for watch in self.watches:
             if is_new or watch.is_first:
-                watch.woken.set()
+                watch.wakeup.set()
 
     def fail(self, error: Exception) -> None:
         """Raise an error in all callers."""
         self.error = error
         for watch in self.watches:
-            watch.woken.set()
+            watch.wakeup.set()
 
     async def load(self) -> Snapshot | None:
         """Return the run's snapshot; all callers that saw the same revision share one read."""
@@ -106,13 +106,13 @@ class Watched:
 class Watch:
     """One caller that waits for a run."""
 
-    def __init__(self, watched: Watched, reports: bool) -> None:
-        self.watched = watched
+    def __init__(self, run: WatchedRun, reports: bool) -> None:
+        self.run = run
         self.reports = reports
-        self.woken = asyncio.Event()
+        self.wakeup = asyncio.Event()
         self.is_first = True
-        self._looks = watched.looks
-        self._seen: Sighting | None = None
+        self._looks = run.looks
+        self._last_sighting: Sighting | None = None
         self._timed_out_after: timedelta | None = None
 
     async def next(self) -> Sighting | None:
@@ -122,33 +122,33 @@ class Watch:
         waiting; but always wait for the first sighting.
         """
         while not self._has_news():
-            if self.watched.error is not None:
-                raise self.watched.error
-            if self._timed_out_after is not None and self._seen is not None:
+            if self.run.error is not None:
+                raise self.run.error
+            if self._timed_out_after is not None and self._last_sighting is not None:
                 raise TimeoutError(
-                    f"run {self.watched.run_id!r} is still {self._seen.status} after "
+                    f"run {self.run.run_id!r} is still {self._last_sighting.status} after "
                     f"{self._timed_out_after.total_seconds():g}s"
                 )
-            self.woken.clear()
-            await self.woken.wait()
-        self.is_first, self._seen = False, self.watched.sighting
-        return self._seen
+            self.wakeup.clear()
+            await self.wakeup.wait()
+        self.is_first, self._last_sighting = False, self.run.sighting
+        return self._last_sighting
 
-    async def time_out(self, clock: Clock, after: timedelta) -> None:
+    async def time_out(self, clock: Clock, timeout: timedelta) -> None:
         """Limit how long the caller waits."""
-        await clock.sleep(after)
-        self._timed_out_after = after
-        self.woken.set()
+        await clock.sleep(timeout)
+        self._timed_out_after = timeout
+        self.wakeup.set()
 
     def _has_news(self) -> bool:
         # The first sighting must come from a check that ended after the caller arrived.
         if self.is_first:
-            return self.watched.looks > self._looks
-        return self.watched.sighting != self._seen
+            return self.run.looks > self._looks
+        return self.run.sighting != self._last_sighting
 
     async def load(self) -> Snapshot | None:
         """Return the run's snapshot."""
-        return await self.watched.load()
+        return await self.run.load()
 
 
 class Poller:
@@ -159,20 +159,20 @@ class Poller:
         self._clock = clock
         self.loop = asyncio.get_running_loop()
         self._key = (id(store), id(self.loop))
-        self._watched: dict[str, Watched] = {}
+        self._runs: dict[str, WatchedRun] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._unavailable_since: float | None = None
 
     def add(self, run_id: str, reports: bool) -> Watch:
         """Begin to watch a run."""
-        watched = self._watched.get(run_id)
-        if watched is None:
-            watched = self._watched[run_id] = Watched(self.store, self._clock, run_id)
-        watch = Watch(watched, reports)
-        watched.watches.add(watch)
+        run = self._runs.get(run_id)
+        if run is None:
+            run = self._runs[run_id] = WatchedRun(self.store, self._clock, run_id)
+        watch = Watch(run, reports)
+        run.watches.add(watch)
         # For a new caller, the pauses start over with the shortest one.
-        watched.is_urgent, watched.changed_at = True, self._clock.monotonic()
+        run.is_urgent, run.changed_at = True, self._clock.monotonic()
         if self._task is None:
             self._task = detached(self._poll())
         self._wake.set()
@@ -180,24 +180,24 @@ class Poller:
 
     def remove(self, watch: Watch) -> None:
         """Stop watching a run for one caller."""
-        watched = watch.watched
-        watched.watches.discard(watch)
-        if not watched.watches and self._watched.get(watched.run_id) is watched:
-            del self._watched[watched.run_id]
-        if not self._watched:
+        run = watch.run
+        run.watches.discard(watch)
+        if not run.watches and self._runs.get(run.run_id) is run:
+            del self._runs[run.run_id]
+        if not self._runs:
             self._wake.set()
 
-    def settled(self, run_id: str) -> None:
+    def check_now(self, run_id: str) -> None:
         """Check a run at once, because it was settled in this process."""
-        watched = self._watched.get(run_id)
-        if watched is not None:
-            watched.is_urgent = True
+        run = self._runs.get(run_id)
+        if run is not None:
+            run.is_urgent = True
             self._wake.set()
 
     async def _poll(self) -> None:
         try:
-            with notified_of_settled_runs(self.store, self.settled):
-                while self._watched:
+            with notified_of_settled_runs(self.store, self.check_now):
+                while self._runs:
                     await self._round()
                     await self._rest()
         finally:
@@ -207,9 +207,9 @@ class Poller:
 
     async def _rest(self) -> None:
         """Sleep until the next run is due, a caller arrives, or the last one has left."""
-        if not self._watched:
+        if not self._runs:
             return
-        next_look = min(watched.look_at for watched in self._watched.values())
+        next_look = min(run.look_at for run in self._runs.values())
         timer = detached(self._wake_after(next_look - self._clock.monotonic()))
         try:
             await self._wake.wait()
@@ -223,23 +223,23 @@ class Poller:
     async def _round(self) -> None:
         self._wake.clear()
         now = self._clock.monotonic()
-        due = [watched for watched in self._watched.values() if watched.is_due(now)]
-        for watched in due:
+        due_runs = [run for run in self._runs.values() if run.is_due(now)]
+        for run in due_runs:
             # Cleared before the check: a run that is settled during the check must be checked
             # again.
-            watched.is_urgent = False
-        for first in range(0, len(due), PAGE):
-            page = due[first : first + PAGE]
+            run.is_urgent = False
+        for first in range(0, len(due_runs), PAGE):
+            page = due_runs[first : first + PAGE]
             try:
                 sightings = await self._look(page)
             except Exception as error:  # noqa: BLE001  # raised to the callers
-                self._failed(page, error)
+                self._handle_error(page, error)
                 continue
             self._unavailable_since = None
-            for watched, sighting in zip(page, sightings, strict=True):
-                watched.saw(sighting, self._clock.monotonic())
+            for run, sighting in zip(page, sightings, strict=True):
+                run.update(sighting, self._clock.monotonic())
 
-    def _failed(self, page: Sequence[Watched], error: Exception) -> None:
+    def _handle_error(self, page: Sequence[WatchedRun], error: Exception) -> None:
         """Retry while the store is unavailable for a short time; otherwise fail the callers."""
         now = self._clock.monotonic()
         if isinstance(error, StoreUnavailable):
@@ -247,22 +247,24 @@ class Poller:
                 self._unavailable_since = now
                 logger.warning("store unavailable (%s); waiting callers retry", error)
             if now - self._unavailable_since < MAX_OUTAGE.total_seconds():
-                for watched in page:
-                    watched.look_at = now + OUTAGE_PAUSE
+                for run in page:
+                    run.look_at = now + OUTAGE_PAUSE
                 return
-        for watched in page:
-            self._watched.pop(watched.run_id, None)
-            watched.fail(error)
+        for run in page:
+            self._runs.pop(run.run_id, None)
+            run.fail(error)
 
-    async def _look(self, page: Sequence[Watched]) -> list[Sighting | None]:
-        ids = [watched.run_id for watched in page]
+    async def _look(self, page: Sequence[WatchedRun]) -> list[Sighting | None]:
+        ids = [watched_run.run_id for watched_run in page]
         if not can_search(self.store):
             return [await self._look_at_snapshot(run_id) for run_id in ids]
         summaries = await self.store.summaries(ids)
-        wanted = {each.run_id for each in page if any(watch.reports for watch in each.watches)}
+        ids_with_reports = {
+            each.run_id for each in page if any(watch.reports for watch in each.watches)
+        }
         # Only a running step reports progress in a document.
-        owned = {run.id for run in summaries if run is not None and run.owner is not None}
-        reports = await read_reports(self.store, wanted & owned)
+        owned_ids = {run.id for run in summaries if run is not None and run.owner is not None}
+        reports = await read_reports(self.store, ids_with_reports & owned_ids)
         return [
             None if run is None else Sighting(run.status, run.revision, reports.get(run.id))
             for run in summaries
@@ -285,12 +287,12 @@ async def read_reports(store: Store, run_ids: Collection[str]) -> dict[str, str]
         # A report is only informative; the run can be shown without it.
         logger.debug("reports cannot be read (%s)", error)
         return {}
-    found = zip(run_ids, reports, strict=True)
-    return {run_id: report for run_id, report in found if report is not None}
+    pairs = zip(run_ids, reports, strict=True)
+    return {run_id: report for run_id, report in pairs if report is not None}
 
 
 @asynccontextmanager
-async def watching(
+async def watch_run(
     store: Store,
     clock: Clock,
     run_id: str,

@@ -65,33 +65,33 @@ def decide(
     timing: Timing,
     state: ScheduleState,
     now: datetime,
-    ended: Mapping[datetime, RunEnd],
+    ends: Mapping[datetime, RunEnd],
     max_starts: int = MAX_STARTS,
 ) -> Decision:
-    """Return what to do now. `ended` are the open runs that are over."""
-    state = replace(state, open=tuple(time for time in state.open if time not in ended))
-    failed = [time for time, end in ended.items() if end == "failed"]
-    if failed and timing.on_failure == "pause":
-        return Decision(state, now, pause=f"the run of {max(failed)} failed")
-    starting = _Starting(timing.overlap, state)
-    more = starting.decide_due(name, timing, now, max_starts)
-    state = starting.state()
-    wake_at = now if more else _next_wake(name, timing, state)
-    return Decision(state, wake_at, tuple(starting.starts), tuple(starting.cancels))
+    """Return what to do now. `ends` are the open runs that are over."""
+    state = replace(state, open=tuple(time for time in state.open if time not in ends))
+    failed_times = [time for time, end in ends.items() if end == "failed"]
+    if failed_times and timing.on_failure == "pause":
+        return Decision(state, now, pause=f"the run of {max(failed_times)} failed")
+    starter = _Starter(timing.overlap, state)
+    has_more = starter.decide_due(name, timing, now, max_starts)
+    state = starter.state()
+    wake_at = now if has_more else _next_wake(name, timing, state)
+    return Decision(state, wake_at, tuple(starter.starts), tuple(starter.cancels))
 
 
 def _next_wake(name: str, timing: Timing, state: ScheduleState) -> datetime | None:
-    following = next_time(timing, state.last)
-    return None if following is None else planned_start(timing, name, following)
+    time = next_time(timing, state.last)
+    return None if time is None else planned_start(timing, name, time)
 
 
 def is_missed(name: str, timing: Timing, time: datetime, now: datetime) -> bool:
     """Return whether it is too late to start the run of a nominal time."""
-    late = now - planned_start(timing, name, time)
-    return late > timing.catch_up and late >= min(GRACE, gap_after(timing, time))
+    delay = now - planned_start(timing, name, time)
+    return delay > timing.catch_up and delay >= min(GRACE, gap_after(timing, time))
 
 
-class _Starting:
+class _Starter:
     """Applies the overlap policy to one time after another."""
 
     def __init__(self, overlap: str, state: ScheduleState) -> None:
@@ -100,7 +100,7 @@ class _Starting:
         self._last = state.last
         self._open = list(state.open)
         self._buffer = list(state.buffer)
-        self._missed = self._skipped = 0
+        self._missed_count = self._skipped_count = 0
         self.starts: list[datetime] = []
         self.cancels: list[datetime] = []
 
@@ -110,8 +110,10 @@ class _Starting:
             self._start(self._buffer.pop(0))
         # Times whose jitter may not be over, or that are within the grace period, are handled
         # below.
-        certain = now - max(timing.catch_up, GRACE) - timing.jitter - timedelta(milliseconds=1)
-        self._missed, self._last = skip_periods(timing, self._last, certain)
+        latest_missed = (
+            now - max(timing.catch_up, GRACE) - timing.jitter - timedelta(milliseconds=1)
+        )
+        self._missed_count, self._last = skip_periods(timing, self._last, latest_missed)
         for _ in range(MAX_TIMES):
             time = next_time(timing, self._last)
             if time is None or planned_start(timing, name, time) > now:
@@ -120,7 +122,7 @@ class _Starting:
                 return True
             self._last = time
             if is_missed(name, timing, time, now):
-                self._missed += 1
+                self._missed_count += 1
             else:
                 self._apply(time)
         return True
@@ -133,7 +135,7 @@ class _Starting:
         elif len(self._buffer) < _buffer_size(self._overlap):
             self._buffer.append(time)
         else:
-            self._skipped += 1
+            self._skipped_count += 1
 
     def _start(self, time: datetime) -> None:
         self.starts.append(time)
@@ -142,7 +144,7 @@ class _Starting:
     def _replace(self, time: datetime) -> None:
         """Start a run in place of the open ones."""
         # Do not start runs that would be cancelled at once.
-        self._skipped += len(self.starts)
+        self._skipped_count += len(self.starts)
         self.cancels += (each for each in self._open if each not in self.starts)
         self.starts, self._open = [], []
         self._start(time)
@@ -156,8 +158,8 @@ class _Starting:
             open=tuple(self._open[-MAX_OPEN:]),
             buffer=tuple(self._buffer),
             started=state.started + len(self.starts),
-            missed=state.missed + self._missed,
-            skipped=state.skipped + self._skipped,
+            missed=state.missed + self._missed_count,
+            skipped=state.skipped + self._skipped_count,
         )
 
 

@@ -70,9 +70,9 @@ def next_time(timing: Timing, after: datetime) -> datetime | None:
     """Return the first nominal time after `after`, or `None` if there is none."""
     if timing.start_at is not None:
         after = max(after, timing.start_at - _MICROSECOND)
-    following = _next(timing, after)
-    is_over = following is None or (timing.end_at is not None and following > timing.end_at)
-    return None if is_over else following
+    time = _next(timing, after)
+    is_over = time is None or (timing.end_at is not None and time > timing.end_at)
+    return None if is_over else time
 
 
 def _next(timing: Timing, after: datetime) -> datetime | None:
@@ -123,8 +123,8 @@ def planned_start(timing: Timing, name: str, time: datetime) -> datetime:
 
 def gap_after(timing: Timing, time: datetime) -> timedelta:
     """Return the time between a nominal time and the next, whether or not a run starts then."""
-    following = _next(timing, time)
-    return _CENTURY if following is None else following - time
+    next_nominal = _next(timing, time)
+    return _CENTURY if next_nominal is None else next_nominal - time
 
 
 def _fraction(name: str, time: datetime) -> float:

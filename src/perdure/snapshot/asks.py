@@ -72,14 +72,14 @@ def read_token(token: object) -> Token:
         raise InvalidToken
     nonce, dot, run_id = token.partition(".")
     try:
-        known = Token(check_id(_decode(run_id).decode()), nonce)
+        parsed_token = Token(check_id(_decode(run_id).decode()), nonce)
         is_token = bool(dot) and _NONCE.fullmatch(nonce) is not None
     except (Error, ValueError, InvalidArgument):
         raise InvalidToken from None
     # Base64 has spare bits: only one spelling of each token is accepted.
     if not is_token or run_id != _encode(_decode(run_id)):
         raise InvalidToken
-    return known
+    return parsed_token
 
 
 def _encode(data: bytes) -> str:

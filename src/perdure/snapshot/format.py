@@ -324,11 +324,11 @@ def _waits(snapshot: Snapshot) -> Sequence[PendingWait]:
 
 def open_waits(snapshot: Snapshot) -> list[PendingWait]:
     """Return the open waits."""
-    pending, changed = snapshot["execution"].get("pending"), snapshot.get("waits")
-    if not pending and not changed:
+    pending, changes = snapshot["execution"].get("pending"), snapshot.get("waits")
+    if not pending and not changes:
         return []
     waits: dict[str, PendingWait | None] = {wait["id"]: wait for wait in pending or ()}
-    waits.update(changed or {})
+    waits.update(changes or {})
     return [wait for wait in waits.values() if wait is not None]
 
 
@@ -385,5 +385,5 @@ def version_of(metadata: Metadata | None) -> int:
 
 def created_at_of(metadata: Metadata | None) -> str:
     """Return when a run was created, as ISO 8601, or "" if that is not stored."""
-    created = metadata.get("createdAt") if metadata else None
-    return created if type(created) is str else ""
+    created_at = metadata.get("createdAt") if metadata else None
+    return created_at if type(created_at) is str else ""

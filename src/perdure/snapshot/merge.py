@@ -56,18 +56,20 @@ def step_delta(
     them, if null), and adds `warnings` about the step.
     """
     name = dumps(key)
-    others = more = b""
+    other_records = other_fields = b""
     if replaces:
-        others = b"".join(b",%b:%b" % (dumps(other), json) for other, json in replaces.items())
+        other_records = b"".join(
+            b",%b:%b" % (dumps(other), json) for other, json in replaces.items()
+        )
     if waits:
-        more = b',"waits":' + dumps(waits)
+        other_fields = b',"waits":' + dumps(waits)
     if metadata:
-        more += _field(b"metadata", metadata)
+        other_fields += _field(b"metadata", metadata)
     if outbox:
-        more += _field(b"outbox", outbox)
+        other_fields += _field(b"outbox", outbox)
     if warnings:
-        more += b',"warnings":' + dumps(warnings)
-    return _STEP_DELTA % (name, record, others, at.encode(), name, more)
+        other_fields += b',"warnings":' + dumps(warnings)
+    return _STEP_DELTA % (name, record, other_records, at.encode(), name, other_fields)
 
 
 def waits_delta(
@@ -77,10 +79,10 @@ def waits_delta(
     outbox: Mapping[str, OutboxItem | None] = MappingProxyType({}),
 ) -> bytes:
     """Return the journal entry for waits that began (or ended, if null) without a new record."""
-    more = _field(b"metadata", metadata) if metadata else b""
+    other_fields = _field(b"metadata", metadata) if metadata else b""
     if outbox:
-        more += _field(b"outbox", outbox)
-    return _WAITS_DELTA % (dumps(execution), dumps(waits), more)
+        other_fields += _field(b"outbox", outbox)
+    return _WAITS_DELTA % (dumps(execution), dumps(waits), other_fields)
 
 
 def _field(name: bytes, entries: Mapping[str, Any]) -> bytes:
@@ -112,27 +114,29 @@ def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:
     recorded again. Merging is associative and takes linear time.
     """
     parts = (base, *deltas)
-    merged: dict[str, object] = {"formatVersion": FORMAT_VERSION}
+    snapshot: dict[str, object] = {"formatVersion": FORMAT_VERSION}
     by_name: dict[str, dict[str, object]] = {name: {} for name in ("steps", *_OPTIONAL_BY_NAME)}
-    kept: dict[str, object] = {}
+    kept_fields: dict[str, object] = {}
     for part in parts:
         _check_delta(part)
-        merged.update((name, value) for name, value in part.items() if value is not None)
+        snapshot.update((name, value) for name, value in part.items() if value is not None)
         for name, entries in by_name.items():
             entries.update(_dict_in(part, name))
         execution = _dict_in(part, "execution")
-        kept.update((name, execution[name]) for name in _KEPT if execution.get(name) is not None)
-    merged["steps"] = by_name["steps"]
-    if "execution" in merged:
-        merged["execution"] = {**_dict_in(merged, "execution"), **kept}
+        kept_fields.update(
+            (name, execution[name]) for name in _KEPT if execution.get(name) is not None
+        )
+    snapshot["steps"] = by_name["steps"]
+    if "execution" in snapshot:
+        snapshot["execution"] = {**_dict_in(snapshot, "execution"), **kept_fields}
     for name in _OPTIONAL_BY_NAME:
-        if name in merged:
-            merged[name] = by_name[name]
-    if "warnings" in merged:
-        merged["warnings"] = _standing_warnings(parts)
-    if not merged.get("warnings"):
-        merged.pop("warnings", None)
-    return cast(Snapshot, merged)
+        if name in snapshot:
+            snapshot[name] = by_name[name]
+    if "warnings" in snapshot:
+        snapshot["warnings"] = _standing_warnings(parts)
+    if not snapshot.get("warnings"):
+        snapshot.pop("warnings", None)
+    return cast(Snapshot, snapshot)
 
 
 def _check_delta(part: Mapping[str, object]) -> None:

@@ -29,11 +29,11 @@ def is_patch(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def answer_of(stored: object) -> Answer | None:
+def answer_of(data: object) -> Answer | None:
     """Return an answer from the run's metadata, or `None` if there is none."""
-    if not isinstance(stored, dict) or type(stored.get("patched")) is not bool:
+    if not isinstance(data, dict) or type(data.get("patched")) is not bool:
         return None
-    return Answer(stored["patched"], str(stored.get("after", "")))
+    return Answer(data["patched"], str(data.get("after", "")))
 
 
 def encode_answer(answer: Answer) -> dict[str, Any]:
@@ -46,32 +46,32 @@ def without_patches(metadata: Metadata) -> Metadata:
     return {name: value for name, value in metadata.items() if not is_patch(name)}
 
 
-def forget_patches(metadata: Metadata, keys: Sequence[str], kept: int) -> None:
-    """Remove the answers that nothing depends on if only the first `kept` records remain.
+def forget_patches(metadata: Metadata, keys: Sequence[str], kept_count: int) -> None:
+    """Remove the answers that nothing depends on if only the first `kept_count` records remain.
 
     `keys` are the keys of all records, in order.
     """
     places = {key: place for place, key in enumerate(keys, start=1)}
     for name, answer in _answers(metadata):
-        if places.get(answer.after, 0) >= kept:
+        if places.get(answer.after, 0) >= kept_count:
             del metadata[name]
 
 
-def moved_patches(metadata: Metadata, keys: Iterable[str], dropped: set[str]) -> Metadata:
+def moved_patches(metadata: Metadata, keys: Iterable[str], dropped_keys: set[str]) -> Metadata:
     """Return the answers that name a dropped record, changed to name the record before it."""
-    answers = [each for each in _answers(metadata) if each[1].after in dropped]
+    answers = [each for each in _answers(metadata) if each[1].after in dropped_keys]
     if not answers:
         return {}
-    before, last = dict[str, str](), ""
+    previous_keys, last = dict[str, str](), ""
     for key in keys:
-        before[key] = last
-        last = last if key in dropped else key
+        previous_keys[key] = last
+        last = last if key in dropped_keys else key
     return {
-        name: encode_answer(answer._replace(after=before.get(answer.after, "")))
+        name: encode_answer(answer._replace(after=previous_keys.get(answer.after, "")))
         for name, answer in answers
     }
 
 
 def _answers(metadata: Metadata) -> list[tuple[str, Answer]]:
-    named = ((name, answer_of(metadata[name])) for name in metadata if is_patch(name))
-    return [(name, answer) for name, answer in named if answer is not None]
+    pairs = ((name, answer_of(metadata[name])) for name in metadata if is_patch(name))
+    return [(name, answer) for name, answer in pairs if answer is not None]

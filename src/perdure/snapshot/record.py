@@ -90,15 +90,15 @@ def success_record(
 
     Raise `CodecError` if the value cannot be recorded.
     """
-    data, visible, typed = value, value, False
+    data, visible, is_typed = value, value, False
     losses: Losses = ()
     if not is_plain_value(value):
-        data, visible, typed, losses = codec.prepare(value, call.return_type, types=types)
+        data, visible, is_typed, losses = codec.prepare(value, call.return_type, types=types)
     record = WireRecord(ok=True, value=data, at=at, durationMs=duration_ms, args=call.fingerprint)
     # Set only where they differ, because Python passes more than fifteen keyword arguments as a
     # dict, which takes ten times as long as five.
     if data is not value:
-        record.typed, record.coded = typed, True
+        record.typed, record.coded = is_typed, True
     if call.record_key != call.call:
         record.call = call.call
     if call.path:
@@ -135,15 +135,15 @@ def failure_record(
     duration_ms: float,
 ) -> EncodedFailure:
     """Return the record of a failed step; exception classes are looked up in `scope`."""
-    encoded = encode_failure(failure, call.id, scope, call.error_type)
-    record = encoded.record
+    encoded_failure = encode_failure(failure, call.id, scope, call.error_type)
+    record = encoded_failure.record
     record.at, record.durationMs, record.attempts = at, duration_ms, call.attempt
     record.args, record.kind, record.branch = call.fingerprint, call.kind, call.path
     record.call = "" if call.record_key == call.call else call.call
     record.failures, record.run, record.event = call.failures, call.run, call.event
     record.within = call.within
     record.answer = msgspec.UNSET if call.answer is None else call.answer
-    return encoded
+    return encoded_failure
 
 
 def encode_failure(

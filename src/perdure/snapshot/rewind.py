@@ -11,9 +11,9 @@ def kept_before(steps: Mapping[str, Any], at: str) -> list[str]:
     not report their ends again. If `at` is between them, none of them is kept.
     """
     keys = list(steps)
-    before, after = keys[: keys.index(at)], keys[keys.index(at) :]
-    split = _maps_in(steps, before) & _maps_in(steps, after)
-    return [key for key in before if steps[key].get("branch") not in split]
+    earlier_keys, later_keys = keys[: keys.index(at)], keys[keys.index(at) :]
+    split = _maps_in(steps, earlier_keys) & _maps_in(steps, later_keys)
+    return [key for key in earlier_keys if steps[key].get("branch") not in split]
 
 
 def _maps_in(steps: Mapping[str, Any], keys: Iterable[str]) -> set[str]:

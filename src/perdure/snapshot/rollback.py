@@ -31,8 +31,8 @@ def is_undone(steps: Steps, key: str) -> bool:
 
 def owed_in(steps: Steps) -> list[str]:
     """Return the keys of the steps that still have to be undone, in order."""
-    marked = [key for key, record in steps.items() if record.get("undo") and record["ok"]]
-    return [key for key in marked if not is_undone(steps, key)]
+    undoable_keys = [key for key, record in steps.items() if record.get("undo") and record["ok"]]
+    return [key for key in undoable_keys if not is_undone(steps, key)]
 
 
 def failures_in(steps: Steps) -> dict[str, str]:
@@ -59,7 +59,7 @@ def undone_by_saga(record: Any) -> list[str]:
     return list(value.get("undoes", ())) if isinstance(value, dict) else []
 
 
-def cancelled_at_end(steps: Steps, failed: Sequence[str]) -> list[str]:
+def cancelled_at_end(steps: Steps, failed_keys: Sequence[str]) -> list[str]:
     """Return the keys of the scopes that may have been cancelled by whatever ended the run.
 
     These are the scopes that were cancelled after the first failure that ended the run or, if no
@@ -67,7 +67,7 @@ def cancelled_at_end(steps: Steps, failed: Sequence[str]) -> list[str]:
     simply runs again, as it would after its own failure.
     """
     keys = list(steps)
-    if places := [keys.index(key) for key in failed if key in steps]:
+    if places := [keys.index(key) for key in failed_keys if key in steps]:
         first = min(places)
     else:
         first = max((place for place, key in enumerate(keys) if _is_users(steps, key)), default=0)
@@ -104,9 +104,9 @@ def last_valid_start(steps: Steps, at: str) -> str:
     keys = list(steps)
     place = {key: index for index, key in enumerate(keys)}
     start = place[at]
-    undone = undone_in(steps)
-    while earlier := [key for key in undone if place[key] < start <= place[UNDO + key]]:
-        start = place[earlier[0]]
+    undone_keys = undone_in(steps)
+    while earlier_keys := [key for key in undone_keys if place[key] < start <= place[UNDO + key]]:
+        start = place[earlier_keys[0]]
     return keys[start]
 
 

@@ -77,7 +77,7 @@ def encode_summary(
     metadata: Metadata | None,
     execution: Mapping[str, Any],
     steps: int,
-    failed: int,
+    failures: int,
     last_step: str,
     size: int,
     waits: Sequence[PendingWait] = (),
@@ -91,7 +91,7 @@ def encode_summary(
             created_at_of(metadata),
             version_of(metadata),
             steps,
-            failed,
+            failures,
             _clip(last_step, _MAX_STEP),
             "" if error is None else _clip(_first_line(error), _MAX_ERROR),
             "" if reason is None else _clip(reason, _MAX_REASON),
@@ -116,12 +116,12 @@ def _asks_with_room(approvals: Sequence[PendingWait]) -> tuple[AskSummary, ...]:
 
 def _ask(wait: PendingWait) -> AskSummary:
     question = wait.get("question", "")
-    if (shown := _clip(question, _MAX_QUESTION)) != question:
-        shown += "…"
+    if (short_question := _clip(question, _MAX_QUESTION)) != question:
+        short_question += "…"
     return AskSummary(
         wait["id"],
         wait.get("nonce", ""),
-        shown,
+        short_question,
         wait.get("to", ""),
         wait.get("since", ""),
         wait.get("expiresAt", ""),

@@ -14,20 +14,20 @@ PARENT: Final = "~parent"
 """The name of the tag by which the children of a run are found."""
 
 
-def tags_of(metadata: Metadata | None, more: Iterable[str] = ()) -> tuple[str, ...]:
+def tags_of(metadata: Metadata | None, other_tags: Iterable[str] = ()) -> tuple[str, ...]:
     """Return a run's tags as sorted strings `name=value`, leaving out invalid ones.
 
-    `more` are tags of the engine that are not in the metadata.
+    `other_tags` are tags of the engine that are not in the metadata.
     """
     tags = metadata.get("tags") if metadata else None
     if type(tags) is not dict:
-        return tuple(more)
+        return tuple(other_tags)
     pairs = {f"{name}={value}" for name, value in tags.items() if name and isinstance(value, str)}
-    pairs.update(more)
+    pairs.update(other_tags)
     # The engine's own tags do not count towards the limit: in this order they come last.
-    known = sorted(filter(is_tag, pairs))
-    own = [tag for tag in known if tag.startswith(RESERVED)]
-    return (*known[: min(MAX_TAGS, len(known) - len(own))], *own)
+    valid_tags = sorted(filter(is_tag, pairs))
+    own = [tag for tag in valid_tags if tag.startswith(RESERVED)]
+    return (*valid_tags[: min(MAX_TAGS, len(valid_tags) - len(own))], *own)
 
 
 def system_tag(name: str, value: str) -> str:
@@ -66,9 +66,9 @@ def check_tags(tags: Mapping[str, str]) -> dict[str, str]:
 def changed_tags(metadata: Metadata | None, changes: Mapping[str, str | None]) -> dict[str, str]:
     """Return a run's tags with changes applied; `None` removes a tag."""
     check_tags({name: "" if value is None else value for name, value in changes.items()})
-    stored = metadata.get("tags") if metadata else None
+    stored_tags = metadata.get("tags") if metadata else None
     # Tags that another writer stored are kept, even if `tags_of` leaves them out.
-    tags = {**(stored if type(stored) is dict else {}), **changes}
+    tags = {**(stored_tags if type(stored_tags) is dict else {}), **changes}
     remaining = {name: value for name, value in tags.items() if value is not None}
     if len(visible_tags(remaining)) > MAX_TAGS:
         expected = f"at most {MAX_TAGS} tags of a run"

@@ -90,10 +90,10 @@ def looks_like_workflow_snapshot(candidate: object) -> TypeGuard[Snapshot]:
 def object_flaw(value: object) -> str:
     """Return why a value is not a JSON object, or an empty string if it is one."""
     if type(value) is not dict:
-        return f": expected an object, got {_shown(value)}"
+        return f": expected an object, got {_short_repr(value)}"
     for key in cast(dict[object, object], value):
         if type(key) is not str:
-            return f": expected strings as keys, got {_shown(key)}"
+            return f": expected strings as keys, got {_short_repr(key)}"
     return ""
 
 
@@ -109,11 +109,11 @@ def warnings_problems(warnings: object) -> list[str]:
     return ["warnings" + problem for problem in _check_warnings(warnings)]
 
 
-def _expected(expected: str, value: object) -> tuple[str]:
-    return (f": expected {expected}, got {_shown(value)}",)
+def _problem(expected: str, value: object) -> tuple[str]:
+    return (f": expected {expected}, got {_short_repr(value)}",)
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     """Describe a value briefly without running any of its code."""
     if value is None or type(value) is bool or type(value) is float:
         return repr(value)
@@ -131,21 +131,21 @@ def _check_anything(value: object) -> Sequence[str]:
 
 
 def _check_string(value: object) -> Sequence[str]:
-    return () if type(value) is str else _expected("a string", value)
+    return () if type(value) is str else _problem("a string", value)
 
 
 def _check_bool(value: object) -> Sequence[str]:
-    return () if type(value) is bool else _expected("true or false", value)
+    return () if type(value) is bool else _problem("true or false", value)
 
 
 def _check_count(value: object) -> Sequence[str]:
-    return () if type(value) is int and value >= 1 else _expected("an int >= 1", value)
+    return () if type(value) is int and value >= 1 else _problem("an int >= 1", value)
 
 
 def _check_milliseconds(value: object) -> Sequence[str]:
     if (type(value) is int or type(value) is float) and 0 <= value < math.inf:
         return ()
-    return _expected("a finite number >= 0", value)
+    return _problem("a finite number >= 0", value)
 
 
 def _check_timestamp(value: object) -> Sequence[str]:
@@ -156,7 +156,7 @@ def _check_timestamp(value: object) -> Sequence[str]:
             pass
         else:
             return ()
-    return _expected("an ISO 8601 datetime with a UTC offset", value)
+    return _problem("an ISO 8601 datetime with a UTC offset", value)
 
 
 def _check_step(record: object) -> Sequence[str]:
@@ -175,19 +175,23 @@ def _check_wait(wait: object) -> Sequence[str]:
         return (flaw,)
     fields = cast(dict[str, object], wait)
     kind = fields.get("kind")
-    needed = _NEEDED_BY_KIND.get(kind) if type(kind) is str else None
-    missing = [] if needed is None or needed in fields else [f".{needed} is missing"]
+    required_fields = _NEEDED_BY_KIND.get(kind) if type(kind) is str else None
+    missing = (
+        []
+        if required_fields is None or required_fields in fields
+        else [f".{required_fields} is missing"]
+    )
     return [*_check_wait_fields(fields), *missing]
 
 
 def _check_causes(cause: Any) -> Sequence[str]:
     """Return the problems of the first invalid cause in a chain of any length."""
-    visited: set[int] = set()
+    visited_ids: set[int] = set()
     while cause is not None:
-        problems = [" is its own cause"] if id(cause) in visited else _check_cause(cause)
-        visited.add(id(cause))
+        problems = [" is its own cause"] if id(cause) in visited_ids else _check_cause(cause)
+        visited_ids.add(id(cause))
         if problems:
-            path = ".cause" * (len(visited) - 1)
+            path = ".cause" * (len(visited_ids) - 1)
             return [path + problem for problem in problems]
         cause = cause.get("cause")
     return ()
@@ -199,7 +203,7 @@ def _check_cause(cause: Any) -> Sequence[str]:
     kind = cause.get("type")
     if type(kind) is str and kind in _CAUSES:
         return _CAUSES[kind](cause)
-    return [".type" + problem for problem in _expected('"error" or "thrown"', kind)]
+    return [".type" + problem for problem in _problem('"error" or "thrown"', kind)]
 
 
 _CHECKS: dict[Any, Check] = {
@@ -247,7 +251,7 @@ def _one_of(options: tuple[object, ...]) -> Check:
     expected = " or ".join(json.dumps(option) for option in options)
 
     def check(value: object) -> Sequence[str]:
-        return () if type(value) is kind and value in options else _expected(expected, value)
+        return () if type(value) is kind and value in options else _problem(expected, value)
 
     return check
 
@@ -255,7 +259,7 @@ def _one_of(options: tuple[object, ...]) -> Check:
 def _list_of(check_item: Check) -> Check:
     def check(value: object) -> Sequence[str]:
         if type(value) is not list:
-            return _expected("a list", value)
+            return _problem("a list", value)
         return [
             f"[{index}]{problem}"
             for index, item in enumerate(value)

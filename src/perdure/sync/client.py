@@ -155,9 +155,9 @@ class Client(ApprovalCalls):
     ) -> list[Run[Any]]:
         """Create a run for each payload, in this order, up to 500 per write."""
         # Not in the event loop: the caller's iterable may be slow, or may call this client.
-        given = check_list(payloads, "payloads", "a list of payloads")
+        payload_list = check_list(payloads, "payloads", "a list of payloads")
         ids = None if run_ids is None else check_list(run_ids, "run_ids", "a list of ids")
-        return self._call(self._client.trigger_many(workflow, given, run_ids=ids, **options))
+        return self._call(self._client.trigger_many(workflow, payload_list, run_ids=ids, **options))
 
     def signal(
         self, run_id: str, event: str, payload: object = None, *, dedup_id: str | None = None
@@ -189,8 +189,8 @@ class Client(ApprovalCalls):
 
     def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
         """Send many events, up to 500 per write; return the outcome of each, in order."""
-        given = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
-        return self._call(self._client.signal_many(given))
+        signal_list = check_list(signals, "signals", "a list of Signal(run_id, event, payload)")
+        return self._call(self._client.signal_many(signal_list))
 
     def broadcast(
         self,

@@ -34,7 +34,7 @@ class Portal:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._stop_event: asyncio.Event | None = None
         self._calls: set[object] = set()
         self._is_closed = False
         _portals.add(self)
@@ -76,8 +76,8 @@ class Portal:
         if self.is_lost:
             return  # another thread of the parent may have held the lock when it forked
         with self._lock:
-            if self._loop is not None and self._stopping is not None and not self._is_closed:
-                self._loop.call_soon_threadsafe(self._stopping.set)
+            if self._loop is not None and self._stop_event is not None and not self._is_closed:
+                self._loop.call_soon_threadsafe(self._stop_event.set)
             self._is_closed = True
 
     def close(self) -> None:
@@ -87,22 +87,22 @@ class Portal:
             self._thread.join()
 
     def _start(self) -> asyncio.AbstractEventLoop:
-        loop, self._stopping = asyncio.new_event_loop(), asyncio.Event()
+        loop, self._stop_event = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(
-            target=self._serve, args=(loop, self._stopping), name="perdure.sync", daemon=True
+            target=self._serve, args=(loop, self._stop_event), name="perdure.sync", daemon=True
         )
         self._thread.start()
         self._loop = loop
         return loop
 
-    def _serve(self, loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop, stop_event: asyncio.Event) -> None:
         try:
-            loop.run_until_complete(self._live(stopping))
+            loop.run_until_complete(self._live(stop_event))
         finally:
             loop.close()
 
-    async def _live(self, stopping: asyncio.Event) -> None:
-        await stopping.wait()
+    async def _live(self, stop_event: asyncio.Event) -> None:
+        await stop_event.wait()
         # The calls end first: they use the store, which may have its own tasks.
         await cancel_and_wait(task for task in _others() if task.get_coro() in self._calls)
         # At the end of a program, no more threads can be started.

@@ -133,13 +133,13 @@ def _judge(
     stored: Snapshot,
     result: Result[Any, Any] | None,
 ) -> Replay:
-    unused = tuple(host.history.untouched())
-    broken, suspended = host.execution.broken, host.suspended
+    unused = tuple(host.history.unused_keys())
+    stop_reason, suspended = host.execution.stopped_by, host.suspended_waits
     if suspended is not None:
         ids = [wait["id"].removeprefix(REPLAY) for wait in suspended]
         return Replay("", unused, tuple(dict.fromkeys(ids)))
-    if broken is not None or result is None:
-        return Replay("" if isinstance(broken, ContinuedAsNew) else str(broken), unused)
+    if stop_reason is not None or result is None:
+        return Replay("" if isinstance(stop_reason, ContinuedAsNew) else str(stop_reason), unused)
     outcome = describe_outcome(host, result, definition.fn, definition.types)
     return Replay(_difference(stored, outcome.block, outcome.status), unused)
 

@@ -38,13 +38,11 @@ class Claims:
     def start(self, session: Session) -> None:
         """Let a session renew the permits from now on."""
         self._session, self._rounds = session, None
-        declared = self._runtime.registry.queues
-        unknown = [name for name in self.names if name and name not in declared]
+        known_queues = self._runtime.registry.queues
+        unknown = [name for name in self.names if name and name not in known_queues]
         if unknown:
-            listed = ", ".join(map(repr, unknown))
-            logger.warning(
-                "no workflow here declares the queue %s: its runs have no limits", listed
-            )
+            names = ", ".join(map(repr, unknown))
+            logger.warning("no workflow here declares the queue %s: its runs have no limits", names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,7 +57,7 @@ class Claims:
 
     def limits(self) -> tuple[DeclaredLimit, ...]:
         """Return the declared limits of the queues it serves, and of the steps it has run."""
-        limits = [each for queue in self._declared() for each in declared_limits(queue)]
+        limits = [each for queue in self._declared_queues() for each in declared_limits(queue)]
         if self._session is not None:
             limits += self._session.step_limits()
         return tuple(DeclaredLimit(each.name, each.n, _seconds(each.per)) for each in limits)
@@ -73,19 +71,19 @@ class Claims:
         """After how many seconds queues may have more runs, or `None` if they have none."""
         return None if self._rounds is None else self._rounds.pause
 
-    async def take(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
+    async def take(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
         """Claim up to `room` runs."""
         queues = self._queues()
         if not queues:
-            return await self._take_plain(room, drives)
+            return await self._take_plain(room, versions)
         rounds = self._serve(queues)
         rounds.begin()
         try:
-            return await self._take_both(room, drives)
+            return await self._take_both(room, versions)
         finally:
             await rounds.return_unneeded()
 
-    async def _take_both(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
+    async def _take_both(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
         """Claim runs in no queue and runs of queues."""
         self._are_queues_first = not self._are_queues_first
         # Alternating, so that neither takes all slots while the other waits.
@@ -93,7 +91,7 @@ class Claims:
         turns: list[Turn] = []
         for part in reversed(parts) if self._are_queues_first else parts:
             try:
-                turns += await part(room - len(turns), drives) if room > len(turns) else []
+                turns += await part(room - len(turns), versions) if room > len(turns) else []
             except StoreError as error:
                 if not turns:
                     raise
@@ -105,13 +103,13 @@ class Claims:
         if self._rounds is not None:
             await self._rounds.return_idle()
 
-    def _declared(self) -> list[Queue]:
-        known = self._runtime.registry.queues
+    def _declared_queues(self) -> list[Queue]:
+        known_queues = self._runtime.registry.queues
         # A queue that no known workflow declares has no limits; runs may be left in it.
-        return [known.get(name) or Queue(name) for name in self.names if name]
+        return [known_queues.get(name) or Queue(name) for name in self.names if name]
 
     def _queues(self) -> list[Queue]:
-        queues = self._declared()
+        queues = self._declared_queues()
         if numbers := self._switches.numbers:
             queues = [with_numbers(queue, numbers) for queue in queues]
         return queues
@@ -127,21 +125,21 @@ class Claims:
         self._rounds.paused = self._switches.paused_queues
         return self._rounds
 
-    async def _take_from_queues(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
-        async def claim(most: int, queues: Mapping[str, int]) -> Sequence[Grant]:
+    async def _take_from_queues(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
+        async def claim(limit: int, queues: Mapping[str, int]) -> Sequence[Grant]:
             ttl = self._runtime.lease_ttl
-            return await self._store.claim(self._owner, ttl, most, drives=drives, queues=queues)
+            return await self._store.claim(self._owner, ttl, limit, drives=versions, queues=queues)
 
         assert self._rounds is not None, "a round has begun"
-        turns = await self._rounds.take(room, drives, claim)
+        turns = await self._rounds.take(room, versions, claim)
         await self._rounds.clean_up()
         return turns
 
-    async def _take_plain(self, room: int, drives: Sequence[Drivable]) -> list[Turn]:
+    async def _take_plain(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
         if "" not in self.names:
             return []
         ttl = self._runtime.lease_ttl
-        grants = await self._store.claim(self._owner, ttl, room, drives=drives)
+        grants = await self._store.claim(self._owner, ttl, room, drives=versions)
         if self._rounds is None:
             return [Turn(grant) for grant in grants]
         turns = [await self._permit(self._rounds, grant) for grant in grants]

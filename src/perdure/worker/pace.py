@@ -22,7 +22,7 @@ class Pace:
         self._poll = poll
         self._last_work: float | None = None
 
-    def worked(self) -> None:
+    def note_work(self) -> None:
         """Poll more often from now on, because there was work."""
         self._last_work = self._clock.monotonic()
 

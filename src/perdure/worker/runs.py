@@ -10,7 +10,7 @@ from perdure.engine.tasks import Task
 from perdure.errors import PerdureError
 from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
-from perdure.runtime.settlement import Rested
+from perdure.runtime.settlement import SettledRun
 from perdure.runtime.transitions import pause
 from perdure.store import Grant, require_lease
 from perdure.worker.counters import Counters
@@ -21,7 +21,7 @@ SUSPECT = 2
 """A run is a suspect if this many owners in a row died before it wrote an entry."""
 
 
-class DrivenRuns:
+class WorkerRuns:
     """The runs that a worker executes, each in a task of `tasks`.
 
     One suspect is executed at a time, until it has written an entry. `on_rest` is called with each
@@ -35,7 +35,7 @@ class DrivenRuns:
         tasks: asyncio.TaskGroup,
         counters: Counters,
         max_crashes: int,
-        on_rest: Callable[[Grant, Rested], None] | None,
+        on_rest: Callable[[Grant, SettledRun], None] | None,
         on_end: Callable[[Turn], None],
     ) -> None:
         self.session = session
@@ -51,20 +51,20 @@ class DrivenRuns:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def leased(self) -> list[LeasedRun]:
+    def active_runs(self) -> list[LeasedRun]:
         """Return the active runs, whose leases are renewed."""
-        return self.session.leased(self._tasks.values())
+        return self.session.active_runs(self._tasks.values())
 
     async def accept(self, turn: Turn) -> None:
         """Execute a claimed run, or leave it for later."""
-        if turn.grant.takeovers < SUSPECT or not self._drives_suspect():
+        if turn.grant.takeovers < SUSPECT or not self._executes_suspect():
             self._start(turn)
         else:
             turn.end()
             await self._delay(turn.grant)
 
     def _start(self, turn: Turn) -> None:
-        grant, task = turn.grant, self._group.create_task(self._drive(turn.grant))
+        grant, task = turn.grant, self._group.create_task(self._execute(turn.grant))
         if turn.hold is not None:
             # A cancelled run releases its lease, so that it can wait for its turn again.
             turn.hold.on_lost = task.cancel
@@ -73,14 +73,14 @@ class DrivenRuns:
         self._tasks[task] = grant.lease.id
         if grant.takeovers >= SUSPECT:
             self._suspect = task, grant.lease.id
-        task.add_done_callback(lambda _: self._ended(task, turn))
+        task.add_done_callback(lambda _: self._end(task, turn))
 
-    def _ended(self, task: Task, turn: Turn) -> None:
+    def _end(self, task: Task, turn: Turn) -> None:
         self._tasks.pop(task, None)
         turn.end()
         self._on_end(turn)
 
-    def _drives_suspect(self) -> bool:
+    def _executes_suspect(self) -> bool:
         """Return whether a suspect without progress is being executed."""
         if self._suspect is None:
             return False
@@ -90,32 +90,32 @@ class DrivenRuns:
     async def _delay(self, grant: Grant) -> None:
         """Release a suspect while another one is executed: it must not be blamed for a crash."""
         self._counters.delayed += 1
-        later = grant.now + self._runtime.lease_ttl / 3
+        wake_at = grant.now + self._runtime.lease_ttl / 3
         store = require_lease(self._runtime.store)
-        await log_failure(store.release([grant.lease], wake_at=later))
+        await log_failure(store.release([grant.lease], wake_at=wake_at))
 
-    async def _drive(self, grant: Grant) -> None:
+    async def _execute(self, grant: Grant) -> None:
         try:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause(grant)
-            granted = await self.session.with_inbox(grant)
-            rested = await self._runtime.driver.continue_run(self.session, granted)
-            self._count(grant, rested)
+            full_grant = await self.session.with_inbox(grant)
+            settled_run = await self._runtime.driver.continue_run(self.session, full_grant)
+            self._count(grant, settled_run)
         except PerdureError as error:
-            self._counters.failed_to_drive += 1
-            logger.warning("run %r could not be driven: %s", grant.lease.id, error)
+            self._counters.failed_to_continue += 1
+            logger.warning("run %r could not be continued: %s", grant.lease.id, error)
         except Exception:
-            self._counters.failed_to_drive += 1
-            logger.exception("run %r could not be driven", grant.lease.id)
+            self._counters.failed_to_continue += 1
+            logger.exception("run %r could not be continued", grant.lease.id)
 
-    def _count(self, grant: Grant, rested: Rested | None) -> None:
+    def _count(self, grant: Grant, settled_run: SettledRun | None) -> None:
         self._counters.finished += 1
-        if rested is not None:
-            self._counters.failed += rested.status == "failed"
-            self._counters.cancelled += rested.status == "cancelled"
-            self._counters.retried += rested.retries
+        if settled_run is not None:
+            self._counters.failed += settled_run.status == "failed"
+            self._counters.cancelled += settled_run.status == "cancelled"
+            self._counters.retried += settled_run.retries
             if self._on_rest is not None:
-                self._on_rest(grant, rested)
+                self._on_rest(grant, settled_run)
 
     async def _pause(self, grant: Grant) -> None:
         self._counters.paused += 1

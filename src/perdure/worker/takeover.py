@@ -16,12 +16,12 @@ async def left_behind(
     """Yield the runs of these workflows whose owner certainly no longer exists."""
     # The engine's own runs are listed only with their prefix.
     for prefix in ("", RESERVED):
-        after: str | None = None
+        cursor: str | None = None
         for _ in range(MOST_PAGES):
-            page = await store.list(prefix=prefix, status="running", limit=PAGE, after=after)
+            page = await store.list(prefix=prefix, status="running", limit=PAGE, after=cursor)
             for run in page:
                 if run.workflow in workflows and is_gone(run.owner or ""):
                     yield run
             if len(page) < PAGE:
                 break
-            after = page[-1].cursor
+            cursor = page[-1].cursor

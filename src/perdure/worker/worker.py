@@ -34,7 +34,7 @@ from perdure.worker.claims import Claims
 from perdure.worker.context import WorkerContext
 from perdure.worker.counters import Counters
 from perdure.worker.pace import SECOND_LOOK, Pace
-from perdure.worker.runs import DrivenRuns
+from perdure.worker.runs import WorkerRuns
 from perdure.worker.takeover import left_behind
 
 logger = logging.getLogger("perdure.worker")
@@ -77,12 +77,12 @@ class Worker:
         self._max_crashes = check_int(max_crashes, "max_crashes")
         self._owner = new_owner(runtime.random)
         self._claims = Claims(runtime, self._owner, queues)
-        self._runs: DrivenRuns | None = None
-        self._paused: frozenset[str] = frozenset()
+        self._runs: WorkerRuns | None = None
+        self._paused_workflows: frozenset[str] = frozenset()
         self._heartbeat: Heartbeat | None = None
         if can_search(store := runtime.store):
             self._heartbeat = Heartbeat(runtime, store, self._owner, self._activity, self._obey)
-        self._draining = self._until_idle = self._declared = False
+        self._draining = self._until_idle = self._is_declared = False
         self._signals = 0
         self._hurry: asyncio.Event = asyncio.Event()
         self._hungry = False
@@ -172,11 +172,15 @@ class Worker:
         """How many runs are currently being executed."""
         return 0 if self._runs is None else len(self._runs)
 
-    async def _work(self, entered: AsyncExitStack) -> None:
+    async def _work(self, entered_deps: AsyncExitStack) -> None:
         names = ", ".join(self.runtime.registry.names)
-        logger.info("%s drives %s, %d runs at once", self.id, names, self._concurrency)
+        logger.info("%s executes %s, up to %d runs at once", self.id, names, self._concurrency)
         try:
-            async with entered, self.runtime.session() as session, asyncio.TaskGroup() as tasks:
+            async with (
+                entered_deps,
+                self.runtime.session() as session,
+                asyncio.TaskGroup() as tasks,
+            ):
                 runs = self._runs = self._new_runs(session, tasks)
                 self._claims.start(session)
                 listener = tasks.create_task(self._listen())
@@ -194,91 +198,97 @@ class Worker:
         finally:
             logger.info("%s stopped: %s", self.id, self.counters)
 
-    def _new_runs(self, session: Session, tasks: asyncio.TaskGroup) -> DrivenRuns:
+    def _new_runs(self, session: Session, tasks: asyncio.TaskGroup) -> WorkerRuns:
         on_rest = None if self._heartbeat is None else self._heartbeat.count
-        return DrivenRuns(
-            self.runtime, session, tasks, self.counters, self._max_crashes, on_rest, self._ended
+        return WorkerRuns(
+            self.runtime,
+            session,
+            tasks,
+            self.counters,
+            self._max_crashes,
+            on_rest,
+            self._claim_if_worthwhile,
         )
 
-    async def _claim_and_finish(self, runs: DrivenRuns) -> None:
+    async def _claim_and_finish(self, runs: WorkerRuns) -> None:
         await self._claim_until_stopped(runs)
         await self._finish(runs)
         await self._claims.return_idle()
 
-    async def _claim_until_stopped(self, runs: DrivenRuns) -> None:
+    async def _claim_until_stopped(self, runs: WorkerRuns) -> None:
         workers = runs.session.workers
-        workers.add(self._notified)
+        workers.add(self._note_notification)
         try:
             await self._take_over(runs)
             while not self._draining:
                 await self._claim_and_wait(runs)
         finally:
-            workers.discard(self._notified)
+            workers.discard(self._note_notification)
 
-    async def _claim_and_wait(self, runs: DrivenRuns) -> None:
+    async def _claim_and_wait(self, runs: WorkerRuns) -> None:
         self._wake.clear()
         # Read before the claim: a run that ends in the meantime may have made another one due.
         was_idle = not runs
         room = self._concurrency - len(runs)
-        claimed = await self._claim(runs.session, room) if room else ()
-        for turn in claimed or ():
+        turns = await self._claim(runs.session, room) if room else ()
+        for turn in turns or ():
             await runs.accept(turn)
         if not room:
             await self._claims.return_idle()
         # A full batch means that there may be more due runs.
-        self._hungry = claimed is not None and len(claimed) == room
-        if claimed:
-            self._pace.worked()
+        self._hungry = turns is not None and len(turns) == room
+        if turns:
+            self._pace.note_work()
         is_blocked = self._claims.pause is not None
-        if self._until_idle and was_idle and claimed is not None and not (claimed or is_blocked):
+        if self._until_idle and was_idle and turns is not None and not (turns or is_blocked):
             self._stop()
         else:
-            await self._pause(self._is_woken_again(claimed or ()))
+            await self._pause(self._is_woken_again(turns or ()))
 
     async def _claim(self, session: Session, room: int) -> Sequence[Turn] | None:
         """Return the claimed runs, or `None` if claiming failed."""
         try:
             await session.catch_up()
-            if not self._declared:
+            if not self._is_declared:
                 await self.runtime.declare_schedules()
                 await self.runtime.declare_retention()
-                self._declared = True
-            if not (drives := self._drives):
+                self._is_declared = True
+            if not (versions := self._unpaused_versions):
                 return ()
-            return await self._claims.take(room, drives)
+            return await self._claims.take(room, versions)
         except StoreError as error:
             logger.warning("claiming failed (%s); retrying", error)
             return None
 
     @property
-    def _drives(self) -> Sequence[Drivable]:
-        drives = self.runtime.registry.drives_with_system
-        if not self._paused:
-            return drives
-        return [each for each in drives if each.workflow not in self._paused]
+    def _unpaused_versions(self) -> Sequence[Drivable]:
+        versions = self.runtime.registry.all_supported_versions
+        if not self._paused_workflows:
+            return versions
+        return [each for each in versions if each.workflow not in self._paused_workflows]
 
-    def _is_woken_again(self, claimed: Sequence[Turn]) -> bool:
+    def _is_woken_again(self, turns: Sequence[Turn]) -> bool:
         """Return whether the worker was woken during this claim, probably for the same runs.
 
         A run that becomes due is announced by this process and by the store. Claiming again at once
         would find nothing, and delay the runs that were just claimed. But the wake-up may be for
         another run, so the worker checks again soon.
         """
-        found_all = bool(claimed) and not self._hungry and not self._draining
-        return found_all and self._wake.is_set()
+        has_all = bool(turns) and not self._hungry and not self._draining
+        return has_all and self._wake.is_set()
 
-    def _notified(self) -> None:
+    def _note_notification(self) -> None:
         # Even if another process claims the run first: more may follow.
-        self._pace.worked()
+        self._pace.note_work()
         self._wake.set()
 
-    async def _take_over(self, runs: DrivenRuns) -> None:
+    async def _take_over(self, runs: WorkerRuns) -> None:
         """Continue the runs of processes on this machine that no longer exist.
 
         They would otherwise be claimed when their leases expire. This worker may have been started
         because of a crash, so it looks for them first.
         """
-        names = {each.workflow for each in self._drives}
+        names = {each.workflow for each in self._unpaused_versions}
         try:
             async with aclosing(left_behind(self._store, names)) as orphans:
                 async for run in orphans:
@@ -290,7 +300,7 @@ class Worker:
         except StoreError as error:
             logger.warning("looking for runs of dead processes failed (%s)", error)
 
-    async def _take_over_run(self, runs: DrivenRuns, run: RunSummary) -> None:
+    async def _take_over_run(self, runs: WorkerRuns, run: RunSummary) -> None:
         request = LeaseRequest(run.id, self._owner, self.runtime.lease_ttl, instead_of=run.owner)
         grant = await runs.session.acquire(request)
         if isinstance(grant, Refusal):
@@ -323,18 +333,18 @@ class Worker:
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)
 
-    def _ended(self, turn: Turn) -> None:
+    def _claim_if_worthwhile(self, turn: Turn) -> None:
         """Claim again if the end of a run makes that worthwhile."""
         is_last = self._until_idle and not self.running
         # Its permits are for another run of the queue.
         is_permitted = turn.hold is not None and not self._hungry
         # A busy worker claims again when a quarter of its slots are free, so that one claim serves
         # many runs.
-        free = self._concurrency - self.running
-        if is_last or is_permitted or (self._hungry and free >= -(-self._concurrency // 4)):
+        free_slots = self._concurrency - self.running
+        if is_last or is_permitted or (self._hungry and free_slots >= -(-self._concurrency // 4)):
             self._wake.set()
 
-    async def _finish(self, runs: DrivenRuns) -> None:
+    async def _finish(self, runs: WorkerRuns) -> None:
         """Let runs end within the grace period; cancel the others, which keep their records."""
         if not runs:
             return
@@ -342,14 +352,14 @@ class Worker:
         if self._heartbeat is not None:
             await self._heartbeat.show()
         grace = detached(self._sleep(self._grace.total_seconds()))
-        everything, hurry = detached(self._all_ended(runs)), detached(self._hurry.wait())
-        await asyncio.wait([grace, everything, hurry], return_when=asyncio.FIRST_COMPLETED)
+        all_ended, hurry = detached(self._all_ended(runs)), detached(self._hurry.wait())
+        await asyncio.wait([grace, all_ended, hurry], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()
         hurry.cancel()
         runs.release()
-        await asyncio.wait([everything])
+        await asyncio.wait([all_ended])
 
-    async def _all_ended(self, runs: DrivenRuns) -> None:
+    async def _all_ended(self, runs: WorkerRuns) -> None:
         while runs:
             await runs.wait_for_next()
             await self._claims.return_idle()
@@ -359,7 +369,7 @@ class Worker:
             self._concurrency,
             self.running,
             self._draining,
-            [] if self._runs is None else self._runs.leased(),
+            [] if self._runs is None else self._runs.active_runs(),
             asdict(self.counters),
             self._claims.names,
             self._claims.limits(),
@@ -367,11 +377,10 @@ class Worker:
 
     def _obey(self, switches: Switches) -> None:
         self._claims.obey(switches)
-        if switches.paused != self._paused:
-            logger.info(
-                "%s leaves out %s", self.id, ", ".join(sorted(switches.paused)) or "nothing"
-            )
-            self._paused = switches.paused
+        if switches.paused != self._paused_workflows:
+            names = ", ".join(sorted(switches.paused)) or "none"
+            logger.info("%s claims no runs of paused workflows: %s", self.id, names)
+            self._paused_workflows = switches.paused
             self._wake.set()
         if switches.drains(self.id) and not self._draining:
             logger.info("%s is drained by an operator", self.id)

@@ -76,7 +76,7 @@ def test_a_run_is_rejected_by_a_token(perdure: Perdure, token: str) -> None:
 
 
 def test_a_run_that_asks_nothing_is_refused(perdure: Perdure) -> None:
-    assert "it waits for no answer" in perdure("approve", "done", code=5).stderr
+    assert "it is not waiting for an answer" in perdure("approve", "done", code=5).stderr
     perdure("approve", "nope", code=4)
 
 

@@ -59,8 +59,8 @@ async def test_after_a_period_a_claim_that_finds_nothing_is_repeated_soon() -> N
     await permits.claim({pool: 2})
     pool.take(2, Hold())
     for _ in range(10):
-        pool.answered(True, clock.monotonic())
+        pool.note_answer(True, clock.monotonic())
     await clock.advance(1 - LATENCY)
     pool.expire(now := clock.monotonic())
-    pool.answered(True, now)
+    pool.note_answer(True, now)
     assert pool.look_at - now < 0.05

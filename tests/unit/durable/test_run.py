@@ -306,7 +306,7 @@ async def test_a_session_that_stays_open_keeps_no_ids_of_ended_runs() -> None:
     async with borrow(store, SystemClock(), LEASE_TTL) as session:
         for n in range(3):
             await durable.run({}, version_2, id=f"run-{n}", store=store)
-        assert not session.running
+        assert not session.running_ids
 
 
 async def test_all_events_were_handled_when_the_call_returns(store: Any) -> None:

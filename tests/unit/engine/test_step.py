@@ -80,7 +80,7 @@ class TestCalling:
         call: Any = fetch("1")
         error = error_of(await run(single(lambda step: step("fetch", call))))
         assert isinstance(error, InvalidArgument)
-        assert str(error).startswith("fn: expected a function, not the coroutine")
+        assert str(error).startswith("fn: expected a function, not a coroutine")
         assert "step('fetch', lambda: function(argument))" in str(error)
 
     async def test_a_generator_function_is_refused(self) -> None:

@@ -346,7 +346,7 @@ async def test_signal_delivers_an_event_once(
 ) -> None:
     await runtime.trigger(patient, run_id="run")
     await operations.signal("run", "approved", {"by": "ana"}, dedup_id="m1", by="ana")
-    with pytest.raises(Refused, match="this request was applied before"):
+    with pytest.raises(Refused, match="this request was already applied"):
         await operations.signal("run", "approved", {"by": "eve"}, dedup_id="m1", by="eve")
     await clock.advance("7 days")
     [run] = [run for run in await runtime.sweep() if run.over]

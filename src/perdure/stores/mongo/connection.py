@@ -44,7 +44,7 @@ _CODEC: CodecOptions[Any] = CodecOptions(
 class Target(NamedTuple):
     """A parsed URL: the hosts (without credentials), the database, and whether it is a set."""
 
-    where: str
+    location: str
     database: str
     replica_set: bool
 
@@ -92,11 +92,11 @@ class Connection(Generic[T]):
         with self.use() as bound:
             hello = await self._hello()
             if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
-                raise StoreError(f"MongoDB at {self.target.where} is too old: 4.4 is required")
+                raise StoreError(f"MongoDB at {self.target.location} is too old: 4.4 is required")
             is_standalone = "setName" not in hello and hello.get("msg") != "isdbgrid"
             if self.target.replica_set and is_standalone:
                 raise StoreError(
-                    f"MongoDB at {self.target.where} is a standalone server: it has neither "
+                    f"MongoDB at {self.target.location} is a standalone server: it has neither "
                     "transactions nor change streams; convert it to a replica set, or pass "
                     "replica_set=False"
                 )
@@ -167,7 +167,7 @@ class Use(Generic[T]):
         if isinstance(error, PyMongoError):
             target = self._connection.target
             seconds = self._connection.clock.monotonic() - self._started
-            raise translate(error, target.where, target.database, seconds) from error
+            raise translate(error, target.location, target.database, seconds) from error
 
 
 def parse_target(url: str, database: str | None, replica_set: bool | None) -> Target:
@@ -189,8 +189,8 @@ def parse_target(url: str, database: str | None, replica_set: bool | None) -> Ta
     if len(name) > 63 or not _NAME.fullmatch(name) or "." in name:
         expected = "letters, digits, _ and -, at most 63, the first a letter or _"
         raise InvalidArgument("database", name, expected)
-    where = urlsplit(url).netloc.rpartition("@")[2]
-    return Target(where, name, is_set if replica_set is None else replica_set)
+    location = urlsplit(url).netloc.rpartition("@")[2]
+    return Target(location, name, is_set if replica_set is None else replica_set)
 
 
 def check_collection(name: str) -> str:

@@ -35,7 +35,7 @@ from perdure.codec import JSONValue
 from perdure.errors import SnapshotFormatError, ValueTooLarge
 from perdure.snapshot import Snapshot
 from perdure.stores._awaitly import as_snapshot
-from perdure.stores._reading import merged, reading
+from perdure.stores._reading import merge_journal, reading
 
 Fields = dict[str, Any]
 
@@ -89,7 +89,7 @@ def read_run(id: str, run: Mapping[str, Any], entries: Iterable[bytes]) -> Snaps
     """Return a run's snapshot with its entries merged, or raise `StoreCorrupted`."""
     with reading(id, zlib.error, InvalidBSON):
         deltas: Any = codec.loads(b"[%b]" % b",".join(entries))
-        return merged(_read_snapshot(run), *deltas)
+        return merge_journal(_read_snapshot(run), *deltas)
 
 
 def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:

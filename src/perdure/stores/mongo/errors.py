@@ -48,9 +48,9 @@ def is_connection_lost(error: BaseException) -> bool:
     return isinstance(error, AutoReconnect) and not isinstance(error, ServerSelectionTimeoutError)
 
 
-def translate(error: PyMongoError, where: str, database: str, seconds: float) -> StoreError:
+def translate(error: PyMongoError, location: str, database: str, seconds: float) -> StoreError:
     """Return the driver's error as a `StoreError` that says what to do next."""
-    at = f"MongoDB at {where}"
+    at = f"MongoDB at {location}"
     if isinstance(error, ServerSelectionTimeoutError):
         # Without the driver's settings and its view of the cluster, which follow.
         reason = str(error).partition(" (configured timeouts")[0].partition(", Timeout:")[0]

@@ -16,9 +16,9 @@ from typing import get_args
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
 from perdure.stores._searching import (
-    EXAMINED,
-    Found,
+    MAX_EXAMINED,
     Position,
+    SearchResult,
     count,
     find,
     matches,
@@ -63,17 +63,17 @@ class Searcher:
 
     async def search(
         self, db: Collections, query: Query, limit: int, after: Position | None
-    ) -> Found:
+    ) -> SearchResult:
         """Return up to `limit` runs that match, in order."""
         few = await self._few(db, query)
         if few is not None:
             return find(few, query, limit, after)
         walk = await self._walk(db, query)
-        size = min(EXAMINED, limit + 10 if _is_plain(query) else 4 * limit)
+        size = min(MAX_EXAMINED, limit + 10 if _is_plain(query) else 4 * limit)
         page = await walk.page(after, None, size)
         runs = [*islice((run for run in page if matches(query, run)), limit)]
         if len(runs) == limit or len(page) < size:
-            return Found(runs)
+            return SearchResult(runs)
         return await _search_on(walk, runs, limit, walk.position_of(page[-1]), size)
 
     async def summaries(self, db: Collections, ids: Sequence[str]) -> list[RunSummary | None]:
@@ -103,7 +103,7 @@ class Searcher:
             Count(workflow, status, min(number, cap), capped=number > cap)
             for (workflow, status), number in numbers.items()
         ]
-        found = db.runs.find({**HEADLESS, **mine}, FIELDS, hint=STATUS_INDEX).limit(EXAMINED)
+        found = db.runs.find({**HEADLESS, **mine}, FIELDS, hint=STATUS_INDEX).limit(MAX_EXAMINED)
         headless = [summary_of(run, self._prefix) async for run in found]
         return _added(counts, count(headless, query, cap), cap)
 
@@ -150,21 +150,21 @@ async def stored_workflows(db: Collections) -> list[str | None]:
 
 async def _search_on(
     walk: Walk, runs: list[RunSummary], limit: int, last: Position, examined: int
-) -> Found:
+) -> SearchResult:
     """Continue a search that has found these runs, until enough are found or examined."""
     for size in _stretches(examined, len(walk.ranges)):
         stop = await walk.further(last, size)
         runs += await walk.page(last, stop, limit - len(runs), filtered=True)
         if len(runs) == limit or stop is None:
-            return Found(runs)
+            return SearchResult(runs)
         last = stop
-    return Found(runs, last)
+    return SearchResult(runs, last)
 
 
 def _stretches(examined: int, ranges: int) -> Iterator[int]:
     """Yield how many runs to examine next, first fewer than allowed, as they may suffice."""
-    few = min(10 * examined, EXAMINED - examined)
-    return (size for size in (few, EXAMINED - examined - few) if size >= ranges)
+    few = min(10 * examined, MAX_EXAMINED - examined)
+    return (size for size in (few, MAX_EXAMINED - examined - few) if size >= ranges)
 
 
 def _is_plain(query: Query) -> bool:

@@ -91,7 +91,7 @@ class Database:
             if _is_loss(connection, error):
                 message = f"connection lost in a transaction: {describe(error)}"
                 raise StoreUnavailable(
-                    f"PostgreSQL at {self.pool.where} is unavailable: {message}"
+                    f"PostgreSQL at {self.pool.location} is unavailable: {message}"
                 ) from error
             raise
         finally:
@@ -110,7 +110,7 @@ class Database:
             raise self._translate(error) from error
 
     def _translate(self, error: BaseException) -> Exception:
-        return translate(error, self.pool.where, self._table, self.pool.role)
+        return translate(error, self.pool.location, self._table, self.pool.role)
 
 
 def _is_loss(connection: Any, error: BaseException) -> bool:

@@ -21,7 +21,7 @@ class EnginePool:
 
     def __init__(self, engine: Any) -> None:
         url = check_engine(engine).url
-        self.where = f"{url.host or 'localhost'}/{url.database or ''}"
+        self.location = f"{url.host or 'localhost'}/{url.database or ''}"
         self._engine = engine
         self._checked_out: dict[Any, Any] = {}
 
@@ -61,15 +61,15 @@ class EnginePool:
         try:
             return await self._engine.connect()
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
         except errors.DBAPIError as error:
             # SQLAlchemy's own error wraps that of its dialect, whose cause is the driver's.
-            raise translate(error.orig.__cause__ or error, self.where, "", self.role) from error
+            raise translate(error.orig.__cause__ or error, self.location, "", self.role) from error
         except errors.TimeoutError as error:
             message = f"the engine's pool has no free connection: {error}"
-            raise StoreUnavailable(f"PostgreSQL at {self.where}: {message}") from error
+            raise StoreUnavailable(f"PostgreSQL at {self.location}: {message}") from error
         except errors.SQLAlchemyError as error:
-            raise StoreError(f"PostgreSQL at {self.where} failed: {error}") from error
+            raise StoreError(f"PostgreSQL at {self.location} failed: {error}") from error
 
 
 async def _return(checked_out: Any, reusable: bool) -> None:

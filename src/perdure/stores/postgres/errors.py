@@ -68,9 +68,9 @@ def is_conflict(error: BaseException) -> bool:
     return _code(error) in _CONFLICT
 
 
-def translate(error: BaseException, where: str, table: str, role: str) -> StoreError:
+def translate(error: BaseException, location: str, table: str, role: str) -> StoreError:
     """Return the driver's exception as a `StoreError` that says what to do next."""
-    at, message, code = f"PostgreSQL at {where}", describe(error), _code(error)
+    at, message, code = f"PostgreSQL at {location}", describe(error), _code(error)
     if is_unavailable(error):
         return StoreUnavailable(f"{at} is unavailable: {message}")
     if code == _DUPLICATE:

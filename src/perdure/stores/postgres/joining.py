@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from perdure.stores._joining import no_transaction, unfit
+from perdure.stores._joining import no_transaction, unsuitable_connection
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.errors import load_driver
 
@@ -22,7 +22,7 @@ async def join(connection: Any, database: Database, table: str, place: Place) ->
     """Return the transaction that is open on a connection to the store's tables."""
     driver = load_driver()
     if not isinstance(connection, driver.Connection | driver.pool.PoolConnectionProxy):
-        raise unfit(connection, _EXPECTED)
+        raise unsuitable_connection(connection, _EXPECTED)
     if not connection.is_in_transaction():
         raise no_transaction(connection)
     transaction = database.joined(connection)
@@ -31,5 +31,5 @@ async def join(connection: Any, database: Database, table: str, place: Place) ->
     [where] = await transaction.fetch(WHERE, table)
     if Place(*where) != place:
         expected = f"a connection to database {place.database!r}, in which {table} is that table"
-        raise unfit(connection, f"{expected} of the store")
+        raise unsuitable_connection(connection, f"{expected} of the store")
     return transaction

@@ -65,7 +65,7 @@ class OwnPostgresPool(ConnectionPool):
                 server_settings=self._settings(),
             )
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
 
     def _settings(self) -> dict[str, str]:
         settings = {"application_name": "perdure"}
@@ -102,7 +102,7 @@ class BorrowedPostgresPool(BorrowedPool):
         try:
             return await super().acquire()
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
 
     async def connect(self) -> Any:
         """Return a connection of the pool; the pool has one less until it is returned."""

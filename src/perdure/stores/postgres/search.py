@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
 from perdure.stores._prefix import end_of_prefix
-from perdure.stores._searching import EXAMINED, Found, Position
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import HEADER, HEADER_COLUMNS, Group, Walk
@@ -65,10 +65,10 @@ class Searches:
         self._statements = statements
         self._prefix = prefix
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Walk along the index that suits the query."""
         low, high = self._prefix + query.prefix, end_of_prefix(self._prefix + query.prefix)
-        walk = Walk(query, self._prefix, EXAMINED, after)
+        walk = Walk(query, self._prefix, MAX_EXAMINED, after)
         if query.tags:
             statement = walk.by_tag(query.tags[0], limit)
         elif high is not None and await self._is_selective(low, high):
@@ -117,15 +117,15 @@ class Searches:
     async def _fetch_walk(self, walk: Walk, statement: str) -> Sequence[Any]:
         return await self._fetch(self._statements.sql(statement), *walk.values)
 
-    def _found(self, rows: Sequence[Any], limit: int) -> Found:
+    def _found(self, rows: Sequence[Any], limit: int) -> SearchResult:
         runs: list[RunSummary] = []
         for row in rows:
             if row["matches"]:
                 runs.append(self._summary(row))
             # Beyond the last place of any one group, the results are incomplete.
             if row["is_last"] and len(runs) < limit:
-                return Found(runs, Position(row["time"], self._id(row["id"])))
-        return Found(runs)
+                return SearchResult(runs, Position(row["time"], self._id(row["id"])))
+        return SearchResult(runs)
 
     def _summary(self, row: Any, revision: str = "") -> RunSummary:
         columns = {name: row[name] for name in HEADER_COLUMNS}
@@ -138,7 +138,7 @@ class Searches:
 
 def _examined(groups: Sequence[Group]) -> int:
     """Return how many runs of each group to examine, so that the total stays bounded."""
-    return max(1, EXAMINED // len(groups))
+    return max(1, MAX_EXAMINED // len(groups))
 
 
 def _names(array: str) -> tuple[str, ...]:

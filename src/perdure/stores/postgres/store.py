@@ -30,7 +30,7 @@ from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.postgres.append import Writer
 from perdure.stores.postgres.batch import as_json, rest_columns
@@ -208,7 +208,7 @@ class PostgresBackend:
         return await self._create(partial(self._database.fetch, repeatable=False), runs)
 
     async def enqueue_in(
-        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+        self, connection: Any, runs: Sequence[NewRun], *, in_transaction: bool
     ) -> Sequence[bool]:
         """Create the runs in one statement of the caller's transaction."""
         table = self._tables.names["runs"]
@@ -273,7 +273,7 @@ class PostgresBackend:
         """Count the runs by status and queue."""
         return await self._maintenance.stats()
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find runs along the index that suits the query."""
         return await self._searches.search(query, limit, after)
 

@@ -28,8 +28,8 @@ from perdure.store import (
 from perdure.stores._awaitly import as_snapshot
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
-from perdure.stores._reading import Granted, merged, read_grant, reading
-from perdure.stores._searching import Found, Position
+from perdure.stores._reading import Granted, merge_journal, read_grant, reading
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.keyvalue import KeyValueTable
 from perdure.stores.sqlite.leases import Leased
@@ -157,7 +157,7 @@ class SqliteSchemaBackend(ABC):
     async def stats(self) -> Stats:
         return await self._read(self._searches.stats)
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await self._read(partial(self._searches.search, query, limit, after))
 
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
@@ -174,7 +174,7 @@ def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
     """Return a run's snapshot, merged with the entries after it."""
     with reading(id):
         deltas: Any = codec.loads(b"[%s]" % b",".join(parts[1:]))
-        return merged(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
+        return merge_journal(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
 
 
 def _grant(leased: Leased) -> Granted:

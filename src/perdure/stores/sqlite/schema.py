@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.stores._migrations import (
     Migration,
-    announced,
+    announce,
     pending,
     read_migrations,
     whole_script,
@@ -60,7 +60,7 @@ class Schema:
         return whole_script(self._migrations, create, record, self._fill)
 
     def _steps(self, migrations: Sequence[Migration]) -> Generator[Sequence[Statement], Any, None]:
-        for migration in announced(migrations, self._table):
+        for migration in announce(migrations, self._table):
             yield [
                 self._statement(_CREATE_MIGRATIONS_TABLE),
                 *map(self._statement, split_script(migration.script)),

@@ -1,7 +1,7 @@
 """The operations that find, count and prune runs by their headers; see `runs`.
 
 A search walks an index in order, a part at a time, until it has found enough runs or has examined
-`EXAMINED` runs.
+`MAX_EXAMINED` runs.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, QueueStats, RunSummary, Stats
 from perdure.stores._backend import PruneRequest
 from perdure.stores._prefix import end_of_prefix
-from perdure.stores._searching import EXAMINED, Found, Position, shows_system_runs
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult, shows_system_runs
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import search_statements as sql
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, Verbs, json_text, read_stamp, to_stamp
@@ -67,12 +67,12 @@ class _Walk(NamedTuple):
 class SearchVerbs(Verbs):
     """The operations that use only headers."""
 
-    def search(self, query: Query, limit: int, after: Position | None) -> Verb[Found]:
+    def search(self, query: Query, limit: int, after: Position | None) -> Verb[SearchResult]:
         """Find up to `limit` runs."""
         if self._prefix + query.prefix:
             runs = yield from self._search_few(query, limit, after)
             if runs is not None:
-                return Found(runs)
+                return SearchResult(runs)
         walk = yield from self._walk(query)
         return (yield from self._search(self._start(walk, after), query, limit))
 
@@ -93,7 +93,7 @@ class SearchVerbs(Verbs):
             "statuses": json_text(query.statuses or _ALL_STATUSES),
             "workflows": json_text(query.workflows or None),
             "cap": cap,
-            "part": cap + EXAMINED,
+            "part": cap + MAX_EXAMINED,
         }
         template = sql.COUNTS_OF_PREFIX if self._prefix else sql.COUNTS
         [groups] = yield [self._statement(template, **values)]
@@ -184,22 +184,22 @@ class SearchVerbs(Verbs):
         time = to_microseconds(after.time) if by_creation else to_stamp(after.time)
         return walk.after((time, self._prefix + after.id))
 
-    def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[Found]:
+    def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[SearchResult]:
         """Walk until enough runs are found, the end is reached, or too many runs were examined."""
         is_filtered = self._prefix or replace(walk.query, oldest_first=False) != Query()
         part = _FIRST_PART * limit if is_filtered else limit
         runs: list[RunSummary] = []
-        left = EXAMINED
+        left = MAX_EXAMINED
         while True:
             part = min(part, left)
             [found] = yield [self._part(walk, query, part, limit - len(runs))]
             last, matching = self._read_part(found.rows)
             runs += matching
             if last is None or last[0] < part or len(runs) == limit:
-                return Found(runs)
+                return SearchResult(runs)
             left -= part
             if not left:
-                return Found(runs, self._position(last[1]))
+                return SearchResult(runs, self._position(last[1]))
             walk = walk.after(last[1])
             part *= _GROWTH
 

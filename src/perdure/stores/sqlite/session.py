@@ -56,10 +56,10 @@ class FileSession(Session, ExclusiveJob):
 
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
         """Begin a transaction that may write, and return the result of the operation in it."""
-        begun = self._request(partial(self._begin, verb))
+        in_transaction = self._request(partial(self._begin, verb))
         self._database.put(self)
         self.open = True
-        return await begun
+        return await in_transaction
 
     async def execute(self, sql: str, values: Values) -> Outcome:
         """Run one statement of the user; SQLite's own errors are raised unchanged."""

@@ -97,7 +97,7 @@ class Database:
         finally:
             await self.pool.release(connection, reusable=not transaction.is_open)
 
-    def joined(self, connection: Any) -> "Transaction":
+    def adopt(self, connection: Any) -> "Transaction":
         """Return a transaction that the caller has begun on a connection, and will end."""
         return Transaction(connection, self.translate_errors, self._timeout)
 

@@ -39,11 +39,11 @@ class EnginePool:
     async def release(self, connection: Any, *, reusable: bool) -> None:
         """Return the connection to the engine's pool, which replaces one that is not reusable."""
         checked_out = self._checked_out.pop(connection)
-        # To the end: a connection that was half returned would be missing in the pool.
+        # Not cancelled halfway: the connection would then be missing in the pool.
         await asyncio.shield(_return(checked_out, reusable and not connection.is_closed()))
 
     async def connect(self) -> Any:
-        """Return a connection of the pool, which has one less until it is returned."""
+        """Return a connection of the pool, which has one fewer until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:

@@ -23,10 +23,10 @@ _NO_PREPARED_STATEMENTS = {
 }
 _UNSTORABLE = {
     "22021",  # text contains NUL
-    "22P02",  # jsonb: not JSON as it expects it
+    "22P02",  # jsonb: invalid JSON
     "22P05",  # jsonb: contains NUL or a lone surrogate
 }
-_DENIED = "42501"
+_ACCESS_DENIED = "42501"
 _DUPLICATE = "23505"
 
 
@@ -78,7 +78,7 @@ def translate(error: BaseException, location: str, table: str, role: str) -> Sto
     if code in _NO_PREPARED_STATEMENTS:
         hint = "if it is behind a pooler, pass prepared_statements=False"
         return StoreError(f"{at} lost a prepared statement: {message}; {hint}")
-    if code == _DENIED:
+    if code == _ACCESS_DENIED:
         schema = table.rpartition(".")[0] or "public"
         return StoreError(
             f"{at} denied permission: {message}. As an administrator run: "

@@ -105,7 +105,7 @@ class BorrowedPostgresPool(BorrowedPool):
             raise translate(error, self.location, "", self.role) from error
 
     async def connect(self) -> Any:
-        """Return a connection of the pool; the pool has one less until it is returned."""
+        """Return a connection of the pool, which has one fewer until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:

@@ -75,23 +75,23 @@ class Searches:
             statement = walk.by_id(low, high, limit)
         elif query.statuses or query.workflows:
             groups = await self.groups(query.workflows, query.statuses)
-            walk = Walk(query, self._prefix, _examined(groups), after)
+            walk = Walk(query, self._prefix, _depth(groups), after)
             statement = walk.by_group(groups, limit)
         else:
             statement = walk.by_update(limit)
-        return self._found(await self._fetch_walk(walk, statement), limit)
+        return self._result(await self._fetch_walk(walk, statement), limit)
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return the summaries of runs with their revisions, in order."""
         keys = [self._prefix + id for id in ids]
         rows = await self._fetch(self._statements.sql(SUMMARIES), keys)
-        found = {row["id"]: self._summary(row, row["revision"]) for row in rows}
-        return [found.get(key) for key in keys]
+        summaries = {row["id"]: self._summary(row, row["revision"]) for row in rows}
+        return [summaries.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
         """Count the runs of each group, up to `cap`, along an index."""
         groups = await self.groups(query.workflows, query.statuses)
-        walk = Walk(query, self._prefix, max(_examined(groups), cap + 1))
+        walk = Walk(query, self._prefix, max(_depth(groups), cap + 1))
         rows = await self._fetch_walk(walk, walk.counts(groups))
         return [
             Count(workflow, status, min(count, cap), capped=count > cap or is_partial)
@@ -117,7 +117,7 @@ class Searches:
     async def _fetch_walk(self, walk: Walk, statement: str) -> Sequence[Any]:
         return await self._fetch(self._statements.sql(statement), *walk.values)
 
-    def _found(self, rows: Sequence[Any], limit: int) -> SearchResult:
+    def _result(self, rows: Sequence[Any], limit: int) -> SearchResult:
         runs: list[RunSummary] = []
         for row in rows:
             if row["matches"]:
@@ -136,7 +136,7 @@ class Searches:
         return key.removeprefix(self._prefix)
 
 
-def _examined(groups: Sequence[Group]) -> int:
+def _depth(groups: Sequence[Group]) -> int:
     """Return how many runs of each group to examine, so that the total stays bounded."""
     return max(1, MAX_EXAMINED // len(groups))
 

@@ -36,7 +36,7 @@ from perdure.stores.postgres.append import Writer
 from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.inbox import Inboxes
-from perdure.stores.postgres.joining import WHERE, Place, join
+from perdure.stores.postgres.joining import LOCATE_TABLE, Place, join
 from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
 from perdure.stores.postgres.maintenance import Maintenance
@@ -118,7 +118,7 @@ class PostgresBackend:
                 synchronous_commit,
             )
         self._prepare(Statements(self._tables, snapshot_type, id_collation))
-        [place] = await self._database.fetch(WHERE, self._tables.names["runs"])
+        [place] = await self._database.fetch(LOCATE_TABLE, self._tables.names["runs"])
         self._place = Place(*place)
 
     def _prepare(self, statements: Statements) -> None:
@@ -176,10 +176,10 @@ class PostgresBackend:
             if settings := self._database.pool.user_session_settings:
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
-            locked = await transaction.fetch(self._statements.sql(FENCE_LOCKED), key, epoch)
-            if locked and locked[0][1] != before[0][1]:
+            fence_rows = await transaction.fetch(self._statements.sql(FENCE_LOCKED), key, epoch)
+            if fence_rows and fence_rows[0][1] != before[0][1]:
                 raise StoreError(_ENDED_BY_USER)
-            if (verdict := _verdict(locked)) is Verdict.ACCEPTED:
+            if (verdict := _verdict(fence_rows)) is Verdict.ACCEPTED:
                 verdict = await self._write_in(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
@@ -217,7 +217,7 @@ class PostgresBackend:
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
         """Return the merged snapshot as the caller's transaction sees it."""
-        transaction = self._database.joined(connection)
+        transaction = self._database.adopt(connection)
         rows = await transaction.fetch(self._statements.sql(LOAD), self._key(id))
         return read_run(id, *rows[0]) if rows else None
 
@@ -229,8 +229,8 @@ class PostgresBackend:
         *columns, tags, summaries = zip(*new, strict=True)
         statement = self._statements.sql(ENQUEUE, tags_added(tags))
         rows = await fetch(statement, *columns, tags, summaries)
-        created = {first[key] for (key,) in rows}
-        return [index in created for index in range(len(runs))]
+        created_indexes = {first[key] for (key,) in rows}
+        return [index in created_indexes for index in range(len(runs))]
 
     async def due(
         self,

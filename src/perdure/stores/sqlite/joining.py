@@ -90,7 +90,7 @@ def _executor(connection: Any) -> Execute:
     aiosqlite = sys.modules.get("aiosqlite")
     if aiosqlite is None or not isinstance(connection, aiosqlite.Connection):
         raise unsuitable_connection(connection, _EXPECTED)
-    return _threaded(connection)
+    return _run_in_thread(connection)
 
 
 def _plain(connection: sqlite3.Connection) -> Execute:
@@ -105,7 +105,7 @@ def _plain(connection: sqlite3.Connection) -> Execute:
     return execute
 
 
-def _threaded(connection: Any) -> Execute:
+def _run_in_thread(connection: Any) -> Execute:
     async def execute(statement: Statement) -> Outcome:
         async with connection.cursor() as cursor:
             cursor.row_factory = None

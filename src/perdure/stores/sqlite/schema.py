@@ -16,7 +16,7 @@ from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
 
 _FIND = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-_APPLIED = 'SELECT version FROM "${table}_migrations"'
+_APPLIED_MIGRATIONS = 'SELECT version FROM "${table}_migrations"'
 _CREATE_MIGRATIONS_TABLE = """
     CREATE TABLE IF NOT EXISTS "${table}_migrations" (
         version INTEGER PRIMARY KEY,
@@ -39,8 +39,8 @@ class Schema:
         [table] = yield [Statement(_FIND, (f"{self._table}_migrations",))]
         if not table.rows:
             return self._migrations
-        [applied] = yield [self._statement(_APPLIED)]
-        return pending(self._migrations, {version for (version,) in applied.rows}, self._table)
+        [outcome] = yield [self._statement(_APPLIED_MIGRATIONS)]
+        return pending(self._migrations, {version for (version,) in outcome.rows}, self._table)
 
     def migrate(self) -> Verb[None]:
         """Apply the missing migrations in one round: all of them or none."""

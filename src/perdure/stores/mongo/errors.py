@@ -25,10 +25,10 @@ _UNAVAILABLE = {
     64,  # not confirmed by enough members in time
     91,  # shutting down
     189,  # the primary stepped down
-    10107,  # not the primary any more
+    10107,  # no longer the primary
     11600,  # interrupted by a shutdown
     11602,  # interrupted by an election
-    13435,  # not the primary, and secondaries were not asked for
+    13435,  # not the primary, and the client does not read from secondaries
     13436,  # recovering
 }
 

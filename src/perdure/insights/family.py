@@ -33,10 +33,10 @@ class FanOut(msgspec.Struct, frozen=True):
 
 async def read_parent(store: SearchStore, metadata: Metadata) -> Parent | None:
     """Return the run that started a run, or `None` if none did."""
-    stored: Any = metadata.get("parent")
-    if not isinstance(stored, Mapping) or not isinstance(stored.get("run"), str):
+    reference: Any = metadata.get("parent")
+    if not isinstance(reference, Mapping) or not isinstance(reference.get("run"), str):
         return None
-    run_id, call = stored["run"], str(stored.get("call") or "")
+    run_id, call = reference["run"], str(reference.get("call") or "")
     (run,) = await store.summaries([run_id])
     return Parent(run_id, call) if run is None else Parent(run_id, call, run.workflow, run.status)
 

@@ -84,11 +84,9 @@ class ConnectionPool(ABC):
             try:
                 return await self._connect_once()
             except StoreUnavailable as error:
-                elapsed = self._clock.monotonic() - started_at
-                if elapsed + pause > self._connect_timeout:
-                    raise StoreUnavailable(
-                        f"{error} (tried for {elapsed:.1f}s)"
-                    ) from error.__cause__
+                total = self._clock.monotonic() - started_at
+                if total + pause > self._connect_timeout:
+                    raise StoreUnavailable(f"{error} (tried for {total:.1f}s)") from error.__cause__
             await self._clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
         raise StoreClosed(f"this {self.name} store is closed; open a new one")

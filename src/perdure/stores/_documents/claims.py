@@ -34,10 +34,8 @@ class DocumentClaims(DocumentLeases[H]):
 
     async def queues(self, at: int, limit: int, low: str, high: str | None, now: int) -> list[str]:
         """Return the queues whose runs need a worker at time `at`, by name."""
-        queue_names = await self.wakes.queues()
-        names = sorted(
-            name for name in queue_names if name >= low and (high is None or name < high)
-        )
+        all_names = await self.wakes.queues()
+        names = sorted(name for name in all_names if name >= low and (high is None or name < high))
         due_queues: list[str] = []
         while names and len(due_queues) < limit:
             count = max(limit - len(due_queues), self.storage.read_ahead)

@@ -89,10 +89,8 @@ class DocumentRuns(Generic[H]):
         async with self.wakes.gate():
             heads = await self.readable_heads([id for id, _ in rests])
             # The lines are written before the heads: a run without a line would never be found.
-            heads_at_rest = [
-                heads[id].at_rest(rest, (0, 0), now) for id, rest in rests if id in heads
-            ]
-            await self.wakes.add([head.wake(head.wake_at or 0) for head in heads_at_rest], now)
+            new_heads = [heads[id].at_rest(rest, (0, 0), now) for id, rest in rests if id in heads]
+            await self.wakes.add([head.wake(head.wake_at or 0) for head in new_heads], now)
             return await self.by_run(
                 lambda group: self._append(group, now), entries, lambda entry: entry.id
             )

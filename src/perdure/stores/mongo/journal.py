@@ -142,17 +142,16 @@ async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
 async def seal_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
     """Seal the logs and return them; nothing that is added from now on counts."""
     logs = await read_logs(db, epochs)
-    while unsealed_logs := [(run, log) for run in logs for log in logs[run] if not log.is_sealed]:
+    while pairs := [(run, log) for run in logs for log in logs[run] if not log.is_sealed]:
         seals = [
-            {"_id": slot_id(run, log.epoch, log.next_slot), "seal": True}
-            for run, log in unsealed_logs
+            {"_id": slot_id(run, log.epoch, log.next_slot), "seal": True} for run, log in pairs
         ]
         filled_indexes = await insert(db.journal, seals)
-        for index, (_, log) in enumerate(unsealed_logs):
+        for index, (_, log) in enumerate(pairs):
             log.is_sealed = index not in filled_indexes
         if filled_indexes:
             # An entry came before the seal, and counts.
-            runs = {unsealed_logs[index][0] for index in filled_indexes}
+            runs = {pairs[index][0] for index in filled_indexes}
             logs.update(await read_logs(db, {run: epochs[run] for run in runs}))
     return logs
 

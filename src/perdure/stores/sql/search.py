@@ -112,11 +112,7 @@ class Search(Executor):
         most = cap + MAX_EXAMINED
         counts |= await self._count(unclear, most)
         return [
-            Count(
-                *group,
-                min(n, cap),
-                capped=n > cap or (group in unclear and total == most),
-            )
+            Count(*group, min(n, cap), capped=n > cap or (group in unclear and total == most))
             for group, (total, n) in counts.items()
             if n or (group in unclear and total == most)
         ]

@@ -56,7 +56,7 @@ def paused(runs: Tally | None, switches: Switches) -> Iterable[Attention]:
         yield Attention(f'Workflow "{name}" is paused', _query(Term("workflow", (name,))))
 
 
-def lost(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
+def lost_workers(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
     """Yield the workers that disappeared."""
     for worker in workers:
         if worker.state == "lost":

@@ -44,8 +44,8 @@ async def _child(
 
 async def _count_ended(store: SearchStore, state: RunState) -> Tally | None:
     """Return how many of the runs that `step.map_runs` started have ended."""
-    found = (fan_out(state.snapshot, wait) for wait in open_waits(state.snapshot))
-    many = next((each for each in found if each is not None), None)
+    fan_outs = (fan_out(state.snapshot, wait) for wait in open_waits(state.snapshot))
+    many = next((each for each in fan_outs if each is not None), None)
     if many is None or not can_inbox(store):
         return None
     reports = await store.inbox(many.log_id, limit=MAX_ENDED)

@@ -15,7 +15,7 @@ from perdure.snapshot import Metadata, PendingWait, Snapshot
 from perdure.snapshot.tags import parent_tag
 from perdure.store import Query, SearchStore
 
-SHOWN, EXAMINED = 20, 200
+MAX_SHOWN, MAX_EXAMINED = 20, 200
 """How many children are shown, and how many are counted at most."""
 
 
@@ -43,11 +43,11 @@ async def read_parent(store: SearchStore, metadata: Metadata) -> Parent | None:
 
 async def read_children(store: SearchStore, run_id: str, redact: Redact) -> Children:
     """Return the newest children of a run."""
-    page = await store.search(Query(tags=(parent_tag(run_id),)), EXAMINED)
+    page = await store.search(Query(tags=(parent_tag(run_id),)), MAX_EXAMINED)
     counts = Counter(run.status for run in page.runs)
     is_capped = page.cursor is not None
     return Children(
-        tuple(row_of(run, redact) for run in page.runs[:SHOWN]),
+        tuple(row_of(run, redact) for run in page.runs[:MAX_SHOWN]),
         {status: Tally(number, is_capped) for status, number in counts.most_common()},
     )
 

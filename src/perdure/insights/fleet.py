@@ -47,7 +47,7 @@ _LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "pa
 
 async def workers(store: SearchStore, now: datetime) -> tuple[WorkerRow, ...]:
     """Return the live workers, then those that were lost within the last day."""
-    live, lost_workers = await asyncio.gather(read_workers(store), lost(store, now))
+    live, lost_workers = await asyncio.gather(read_workers(store), read_lost_workers(store, now))
     ids = {worker.id for worker in live}
     return (
         *map(worker_row, live),
@@ -60,7 +60,7 @@ async def worker(store: SearchStore, id: str, now: datetime) -> WorkerRow | None
     return next((each for each in await workers(store, now) if each.id == id), None)
 
 
-async def lost(store: SearchStore, now: datetime) -> list[Throughput]:
+async def read_lost_workers(store: SearchStore, now: datetime) -> list[Throughput]:
     """Return the latest documents of workers of the last day that did not stop cleanly.
 
     This includes live workers.
@@ -72,7 +72,7 @@ async def lost(store: SearchStore, now: datetime) -> list[Throughput]:
 
 async def owners(store: SearchStore, now: datetime) -> dict[str, frozenset[str]]:
     """Return the owner ids of the live and the lost workers."""
-    live, lost_workers = await asyncio.gather(read_workers(store), lost(store, now))
+    live, lost_workers = await asyncio.gather(read_workers(store), read_lost_workers(store, now))
     owner_ids = {each.worker: frozenset([each.owner]) for each in lost_workers if each.owner}
     return {**owner_ids, **{each.id: frozenset(each.owners) for each in live}}
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from perdure.insights.attention import long_waits, lost, paused, without_worker
+from perdure.insights.attention import long_waits, lost_workers, paused, without_worker
 from perdure.insights.due import due_runs, oldest_due, rows_of
 from perdure.insights.model import Overview, Tally, WorkerRow
 from perdure.insights.redaction import Redact
@@ -48,7 +48,7 @@ async def overview(
         *without_worker(rows, len(due) == DUE, presences, switches.paused),
         *long_waits(waits.runs, waits.cursor is not None),
         *paused(tallies.get("paused"), switches),
-        *lost(workers),
+        *lost_workers(workers),
     ]
     return Overview(
         now=now,

@@ -202,10 +202,10 @@ class _Converter:
             return self.agent(handoff)
         choose = handoff.on_invoke_handoff
 
-        async def chosen(*arguments: Any) -> Agent[Any]:
+        async def invoke(*arguments: Any) -> Agent[Any]:
             return self.agent(await choose(*arguments))
 
-        return dataclasses.replace(handoff, on_invoke_handoff=chosen)
+        return dataclasses.replace(handoff, on_invoke_handoff=invoke)
 
     def _recorded_tool(self, agent: Agent[Any], tool: Tool) -> Tool:
         if isinstance(tool, _HOSTED_TOOLS):

@@ -156,7 +156,7 @@ class DocumentRuns(Generic[H]):
         messages = await run.inbox()
         consumed_ids = {*consumes}
         if old is not None and messages:
-            consumed_ids |= await run.consumed(old)
+            consumed_ids |= await run.consumed_ids(old)
         is_due = _awaits(new, messages, consumed_ids)
         if is_due:
             await self.wakes.add([new.wake(now)], now)
@@ -203,7 +203,7 @@ async def unconsumed_messages(run: StoredRun[H], head: H) -> list[StoredMessage]
     messages = await run.inbox()
     if not messages:
         return []
-    consumed_ids = await run.consumed(head)
+    consumed_ids = await run.consumed_ids(head)
     return [message for message in messages if message.id not in consumed_ids]
 
 

@@ -48,7 +48,7 @@ class StoredRun(Protocol[H]):
         """Read the messages, including consumed ones that were not removed yet, in order."""
         ...
 
-    async def consumed(self, head: H) -> set[str]:
+    async def consumed_ids(self, head: H) -> set[str]:
         """Return the ids of consumed messages that may still be in the inbox."""
         ...
 

@@ -85,7 +85,7 @@ class FileRun:
             if line.name is not None
         ]
 
-    async def consumed(self, head: FileHead) -> set[str]:
+    async def consumed_ids(self, head: FileHead) -> set[str]:
         return {*head.consumed, *(id for entry in self._entries(head) for id in entry.consumes)}
 
     async def journal_places(self, head: FileHead) -> Collection[Place]:
@@ -159,7 +159,7 @@ class FileRun:
     ) -> list[Receipt]:
         """Append messages to the inbox, as one write."""
         contents = self._inbox.read()
-        consumed_ids = contents.ids & await self.consumed(head) if contents.ids else ()
+        consumed_ids = contents.ids & await self.consumed_ids(head) if contents.ids else ()
         unconsumed_count = len(contents.ids) - len(consumed_ids)
         new: list[InboxLine] = []
         dedup_ids: set[str | None] = set()

@@ -76,7 +76,7 @@ class KeyValueRun:
     async def inbox(self) -> list[StoredMessage]:
         return decode_inbox(await self._documents.read(self.keys.inbox)).messages
 
-    async def consumed(self, head: KeyValueHead) -> set[str]:
+    async def consumed_ids(self, head: KeyValueHead) -> set[str]:
         entries = await self._entries(head)
         return {*head.consumed, *(id for entry in entries for id in entry.consumes)}
 
@@ -183,7 +183,7 @@ class KeyValueRun:
         deliver = Deliver(messages, now, is_over=is_over(head.status))
         await self._documents.change(self.keys.inbox, deliver)
         # Read only if there were messages already, which is rare: only those can be consumed.
-        consumed_ids = await self.consumed(head) if deliver.existing_ids else set()
+        consumed_ids = await self.consumed_ids(head) if deliver.existing_ids else set()
         return deliver.receipts(consumed_ids)
 
     async def progress(self, head: KeyValueHead) -> str:

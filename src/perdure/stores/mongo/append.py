@@ -272,11 +272,9 @@ class Appender:
 
     async def _resolve(self, db: Collections, batch: RunBatch) -> list[Verdict]:
         """Write a run's entries one by one, each based on the state of the database."""
-        unconfirmed = batch.unconfirmed_rest
+        last_rest = batch.unconfirmed_rest
         return [
-            await self._resolve_entry(
-                db, RunBatch(batch.key, [entry], unconfirmed_rest=unconfirmed)
-            )
+            await self._resolve_entry(db, RunBatch(batch.key, [entry], unconfirmed_rest=last_rest))
             for entry in batch.entries
         ]
 
@@ -327,15 +325,15 @@ class Appender:
 
     def _verdict(self, batch: RunBatch, run: Any) -> Verdict | None:
         """Return the verdict on an entry if the run's document alone decides it."""
-        entry, unconfirmed = batch.last, batch.unconfirmed_rest
+        entry, last_rest = batch.last, batch.unconfirmed_rest
         if run is None:
             # The owner wanted to delete the run, and it is gone: the reply to the write was lost.
-            rest = (unconfirmed or entry).rest
+            rest = (last_rest or entry).rest
             is_ours = self._positions.get(batch.key, entry.epoch) is not None
             is_expected = is_ours and rest is not None and rest.delete
             return Verdict.ACCEPTED if is_expected else Verdict.UNKNOWN
         settled_at = {**run.get("settled", {})}
-        if unconfirmed and settled_at == {"epoch": unconfirmed.epoch, "n": unconfirmed.n}:
+        if last_rest and settled_at == {"epoch": last_rest.epoch, "n": last_rest.n}:
             return Verdict.ACCEPTED
         if run.get("epoch") != entry.epoch:
             self._positions.remove(batch.key, entry.epoch)

@@ -175,17 +175,15 @@ def parse_target(url: str, database: str | None, replica_set: bool | None) -> Ta
     # The hosts behind a mongodb+srv name are looked up by the driver when it connects.
     plain = str(url).replace("mongodb+srv://", "mongodb://", 1)
     try:
-        parsed = parse_uri(plain, validate=False)
+        uri = parse_uri(plain, validate=False)
     except (InvalidURI, ValueError) as error:
         # The problem may be the password itself, so show neither it nor the driver's message.
         login, _, rest = plain.rpartition("@")
-        quoted = "Characters such as / and @ in user and password are written as %2F and %40"
-        raise InvalidArgument(
-            "url", rest, "a MongoDB URL", quoted if login else str(error)
-        ) from None
-    has_option = any(option.lower() == "replicaset" for option in parsed["options"])
-    is_set = has_option or plain != url or len(parsed["nodelist"]) > 1
-    name = database or parsed["database"] or DEFAULT_DATABASE
+        hint = "Characters such as / and @ in user and password are written as %2F and %40"
+        raise InvalidArgument("url", rest, "a MongoDB URL", hint if login else str(error)) from None
+    has_option = any(option.lower() == "replicaset" for option in uri["options"])
+    is_set = has_option or plain != url or len(uri["nodelist"]) > 1
+    name = database or uri["database"] or DEFAULT_DATABASE
     if len(name) > 63 or not _NAME.fullmatch(name) or "." in name:
         expected = "letters, digits, _ and -, at most 63, the first a letter or _"
         raise InvalidArgument("database", name, expected)

@@ -59,9 +59,9 @@ def encode_snapshot(data: bytes, what: str) -> Fields:
     value = codec.loads(data)
     if type(value) is not dict:
         raise SnapshotFormatError([f"{what} must be an object"])
-    embedded = _embed(value, data)
-    if embedded is not None and len(embedded) <= MAX_DOCUMENT_SIZE:
-        return {"snapshot": RawBSONDocument(embedded)}
+    document = _embed(value, data)
+    if document is not None and len(document) <= MAX_DOCUMENT_SIZE:
+        return {"snapshot": RawBSONDocument(document)}
     packed = pack(data, what)
     return {"snapshot": _outline(value), "packed": packed}
 
@@ -74,15 +74,15 @@ def size_of(fields: Mapping[str, Any]) -> int:
 
 def pack(data: bytes, what: str) -> bytes:
     """Compress JSON, or raise `ValueTooLarge` if even that does not fit in a document."""
-    packed = zlib.compress(data, 1)
-    if len(packed) > MAX_DOCUMENT_SIZE:
-        raise ValueTooLarge(f"compressed, {what}", len(packed), MAX_DOCUMENT_SIZE)
-    return packed
+    compressed_data = zlib.compress(data, 1)
+    if len(compressed_data) > MAX_DOCUMENT_SIZE:
+        raise ValueTooLarge(f"compressed, {what}", len(compressed_data), MAX_DOCUMENT_SIZE)
+    return compressed_data
 
 
-def unpack(packed: bytes) -> bytes:
+def unpack(data: bytes) -> bytes:
     """Return the JSON that was packed."""
-    return zlib.decompress(packed)
+    return zlib.decompress(data)
 
 
 def read_run(id: str, run: Mapping[str, Any], entries: Iterable[bytes]) -> Snapshot:

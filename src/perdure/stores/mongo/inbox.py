@@ -58,9 +58,9 @@ def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
 
 def unconsumed_count(run: Mapping[str, Any]) -> int:
     """Return how many messages of a run are unconsumed; an estimate that is never too low."""
-    consumed: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
+    consumed_count: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
     count: int = run.get("messageCount", 0)
-    return max(0, count - consumed)
+    return max(0, count - consumed_count)
 
 
 def messages_of(run: str, incarnation: str) -> dict[str, str]:

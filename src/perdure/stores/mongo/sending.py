@@ -274,21 +274,21 @@ def count_messages(messages: Sequence[Document]) -> Pipeline:
 
     Each has its `name`, the `event` that may be awaited, and `by`, its sender.
     """
-    numbered = {
+    numbered_message = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
         "number": {"$add": [_COUNT, "$$this", 1]},
         "at": "$$NOW",
         "by": {"$arrayElemAt": ["$new.by", "$$this"]},
     }
-    added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
-    awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
+    new_messages = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered_message}}
+    awaited_events = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
     # A run with an owner awaits nothing.
-    wakes = {"$and": [{"$ne": [awaited, []]}, {"$not": [_IS_DUE]}]}
+    wakes = {"$and": [{"$ne": [awaited_events, []]}, {"$not": [_IS_DUE]}]}
     return [
         {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(messages)]}}},
         {
             "$set": {
-                "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, added]},
+                "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, new_messages]},
                 "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
                 "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
                 "turn": {"$cond": [wakes, 0, "$turn"]},

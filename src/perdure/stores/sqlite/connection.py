@@ -26,8 +26,8 @@ def open_connection(
 ) -> sqlite3.Connection:
     """Return a connection in WAL mode that waits up to `busy_timeout` for locks."""
     if sqlite3.sqlite_version_info < MINIMUM_VERSION:
-        required = ".".join(map(str, MINIMUM_VERSION))
-        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old; {required} is required")
+        minimum = ".".join(map(str, MINIMUM_VERSION))
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old; {minimum} is required")
     connection = sqlite3.connect(
         path,
         timeout=busy_timeout.total_seconds(),

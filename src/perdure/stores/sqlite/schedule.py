@@ -131,15 +131,15 @@ class ScheduleVerbs(LeaseVerbs):
         separately: bool = False,
     ) -> Verb[Sequence[LeasedRun]]:
         """Lease the due runs, earliest first; with `separately`, read them in another round."""
-        leased: list[LeasedRun] = []
+        runs: list[LeasedRun] = []
         while True:
-            quotas = _remaining_quotas(queues, leased)
-            due = yield from self._due(limit - len(leased), drives, quotas)
-            granted = yield from self._claim(due, owner, ttl, separately=separately)
-            leased += granted
+            quotas = _remaining_quotas(queues, runs)
+            due = yield from self._due(limit - len(runs), drives, quotas)
+            new_runs = yield from self._claim(due, owner, ttl, separately=separately)
+            runs += new_runs
             # Others may have claimed some between two transactions, so look for more.
-            if len(granted) == len(due):
-                return leased
+            if len(new_runs) == len(due):
+                return runs
 
     def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Verb[Sequence[str]]:
         """Return queues with due runs, by name."""
@@ -226,19 +226,19 @@ class ScheduleVerbs(LeaseVerbs):
         claim_outcome, *outcomes = yield [claim, *([] if separately else self._contents(ids))]
         rows = {row[0]: row[1:] for row in claim_outcome.rows}
         keys = [key for _, _, key in due if key in rows]
-        leased = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
+        runs = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
         if not separately:
             contents = self._read_contents(outcomes)
-            return [contents.added_to(one, key) for one, key in zip(leased, keys, strict=True)]
-        complete = yield from self._with_journals(leased)
+            return [contents.added_to(one, key) for one, key in zip(runs, keys, strict=True)]
+        complete = yield from self._with_journals(runs)
         return [one for one in complete if one is not None]
 
 
-def _remaining_quotas(queues: Mapping[str, int], leased: Sequence[LeasedRun]) -> Mapping[str, int]:
+def _remaining_quotas(queues: Mapping[str, int], runs: Sequence[LeasedRun]) -> Mapping[str, int]:
     """Return how many more runs may be claimed from each queue."""
-    if not leased:
+    if not runs:
         return queues
-    counts = Counter(one.queue for one in leased)
+    counts = Counter(one.queue for one in runs)
     return {queue: most - counts[queue] for queue, most in queues.items() if most > counts[queue]}
 
 

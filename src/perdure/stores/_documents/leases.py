@@ -139,6 +139,7 @@ class DocumentLeases(DocumentRuns[H]):
                 head = await run.head()
                 if head is None or not head.is_held_with(lease):
                     return None
+                # For a later end, the old line suffices: it is read earlier and leads to the head.
                 if end < (head.wake_at or 0):
                     await self.wakes.add([head.wake(end)], now)
                 if await run.renew(head, replace(head, wake_at=end)):
@@ -152,6 +153,7 @@ class DocumentLeases(DocumentRuns[H]):
         """Release leases without a rest; a run whose head cannot be read has no lease."""
         async with self.wakes.gate():
             heads = await self.readable_heads([lease.id for lease in leases])
+            # Before the leases are released: a run without a line would never be claimed.
             await self.wakes.add([head.wake(wake_at) for head in heads.values()], now)
             readable = [lease for lease in leases if lease.id in heads]
             await self._each(lambda lease: self._release(lease, wake_at), readable)

@@ -81,6 +81,7 @@ class JournalWriter:
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries that the journal does not have, as one line."""
         if not self._paths.journal.exists():
+            # The name of a new file survives a power loss only once its directory is synced.
             self._new_in = self._paths.journal.parent
         descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         places = self._read_places(descriptor)

@@ -217,6 +217,8 @@ class FileRun:
         return [entry for entry in read_journal(self._paths.journal) if entry[:2] > head.base]
 
     def _write_lease(self, head: FileHead) -> FileHead:
+        # Neither in the head nor synced: a power loss may erase a lease, but not a head. In the
+        # head, every claim and renewal would cost an atomic replacement with its syncs.
         lease = LeaseRecord(head.owner, head.epoch, head.wake_at or 0, head.takeovers)
         self._disk.overwrite(self._paths.lease, encode_lease(lease))
         return head

@@ -85,6 +85,7 @@ class Writer:
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
         """Write without locking first; if that is impossible, write nothing and return `False`."""
+        # Messages are consumed and counted only while their run is locked.
         if any(entry.consumes for entry in entries):
             return False
         if len(entries) == 1:
@@ -94,6 +95,8 @@ class Writer:
         rows = [(self._key(entry.id), entry.epoch, entry.n, entry.data) for entry in entries]
         if sum(map(row_size, rows)) > MAX_STATEMENT_SIZE:
             return False
+        # A fenced entry violates a constraint, which undoes the whole statement. A count of written
+        # rows would come too late: another owner could take over before we ask for the reason.
         try:
             await self._database.run_alone(self._append(sorted(rows)))
         except ConstraintViolation:
@@ -105,6 +108,7 @@ class Writer:
             delete = self._bind(sql.DELETE_ONE, self._key(entry.id), entry.epoch)
             return (await self._database.run_alone(delete)).count > 0
         if entry.rest is not None:
+            # One packet with COMMIT: if the first statement matches no run, the others do nothing.
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
             return first.count == 1
         values = (entry.n, entry.data, self._key(entry.id), entry.epoch)

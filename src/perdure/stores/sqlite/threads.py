@@ -198,6 +198,7 @@ class _Writer:
         try:
             for job in jobs:
                 job.run(connection)
+            # Measured, because single writes are committed on the event loop only on a fast disk.
             start = self._clock.monotonic()
             connection.execute("COMMIT")
             self._record_duration(self._clock.monotonic() - start)
@@ -250,6 +251,7 @@ class Database:
     async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:
         """Run an operation and return its result once committed, here if `inline` is possible."""
         self._check_open()
+        # Handing a job to the thread and its result back takes almost as long as the commit.
         if inline and self._is_migrated and self.path != MEMORY and self._writes.empty():
             outcome = self._inline.commit(verb)
             if outcome is not None:

@@ -68,8 +68,8 @@ _WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "
 def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return which of a run's earlier records are kept, and which are dropped."""
     after = set(run.history)
-    kept_keys = tuple(key for key in before if key in after and key != run.entered)
-    return kept_keys, tuple(key for key in before if key not in after)
+    kept = tuple(key for key in before if key in after and key != run.entered)
+    return kept, tuple(key for key in before if key not in after)
 
 
 def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome:
@@ -86,14 +86,12 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
     )
 
 
-def _sentence(
-    request: Request, run: RunEdit, kept_count: int, dropped_keys: tuple[str, ...]
-) -> str:
+def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
     parts = [_DONE[request.verb].format(step=request.step)]
     if run.history.rollback is not None and not is_over(run.written_status):
         parts = [_undoing(request, len(run.history.owed()))]
-    if dropped_keys:
-        parts.append(f"{records(kept_count)} kept, {len(dropped_keys)} dropped.")
+    if dropped:
+        parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
     if run.status == "paused" and request.verb in _WAITING:
         parts.append("The run is still paused.")
     return " ".join(parts)

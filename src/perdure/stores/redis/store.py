@@ -142,7 +142,6 @@ class _Backend:
         # of the runs.
         several = self._runs.is_sharded and len(runs) > 1
         now = await self._runs.now() if several else ""
-        # Not repeatable: sent again after a lost reply, it would find the runs that it created.
         answers = await self._runs.each(scripts.ENQUEUE, items, now, repeatable=False)
         return [answer == 1 for answer in answers]
 
@@ -172,7 +171,6 @@ class _Backend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         items = [_message_item(message) for message in messages]
-        # Not repeatable: a message without a dedup id would be in the inbox twice.
         return await self._runs.each(scripts.SEND, items, repeatable=False, read=read_receipts)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:

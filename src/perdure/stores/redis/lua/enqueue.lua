@@ -1,9 +1,8 @@
 -- Creates runs that wait for a claim.
--- KEYS: the new runs. ARGV: the time of the call or "" for now, then nine values per run: workflow,
--- wake time or "", head start, queue, version, tags, summary, rest or "", and the snapshot. The rest
--- is JSON that a NUL and a summary may follow. Returns a number for each run: 1 if it was created,
--- 0 if it existed.
-local call_time = ARGV[1] ~= '' and tonumber(ARGV[1]) or now
+-- KEYS: the new runs. ARGV: the time of the call or "" for now, then nine for each: workflow, wake
+-- time or "", head start, queue, version, tags, summary, rest as JSON with a summary after a NUL or
+-- "", and the snapshot. Returns for each 1 if it was created, and 0 if it existed.
+local called = ARGV[1] ~= '' and tonumber(ARGV[1]) or now
 
 local function enqueue(run, workflow, at, head_start, queue, version, tags, summary, rest, snapshot)
     local shard, id = shard_and_id(run)
@@ -18,7 +17,7 @@ local function enqueue(run, workflow, at, head_start, queue, version, tags, summ
         return
     end
     new.status, new.summary, new.snapshot = 'queued', summary, snapshot
-    new.wake = at ~= '' and at or integer(call_time - head_start)
+    new.wake = at ~= '' and at or integer(called - head_start)
     create(shard, id, new)
     if tonumber(new.wake) <= now and not in_system_queue(new) then
         notify(shard)

@@ -63,7 +63,7 @@ local is_notified = false
 local function notify(shard)
     if not is_notified then
         is_notified = true
-        -- pcall: a user without the permission to publish loses only the notification.
+        -- Without the permission to publish only the notification is lost.
         redis.pcall('PUBLISH', string.match(shard, '^[^{]*') .. 'notifications', '')
     end
 end

@@ -1,7 +1,7 @@
 -- Puts messages in the inboxes of runs, and makes runs due that await them.
--- KEYS: the run of each message. ARGV, three values per message: name, payload, and dedup id as
--- "=<id>" or "". Returns a word for each message, all in one string: a character ((D)elivered,
--- (K)nown already, (U)nknown run or (O)ver) and the number of messages that the inbox has afterwards.
+-- KEYS: the run of each message. ARGV, three for each: name, payload, dedup id as "=<id>" or "".
+-- Returns a word for each, all in one string: a character (Delivered, Known already, Unknown run,
+-- or Over) and the number of messages that the inbox then has.
 local function is_awaited(run, name)
     local awaits = redis.call('HGET', run, 'awaits')
     for _, awaited_name in ipairs(awaits and cjson.decode(awaits) or {}) do

@@ -16,7 +16,7 @@ from perdure.clock import Clock
 from perdure.snapshot import Snapshot
 from perdure.store import Capabilities, Drivable, Entry, Grant, Query, Rest, RunSummary, Verdict
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores.memory import MemoryStore, MemoryTransaction
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
@@ -111,7 +111,7 @@ class ChangesTheOutbox(MemoryBackend):
     def _append(self, entry: Entry) -> Verdict:
         part, run = codec.loads(entry.data), self._find(entry.id)
         if run is not None and "outbox" in part:
-            before = run.merged().get("outbox") or {}
+            before = run.merged_snapshot().get("outbox") or {}
             part["outbox"] = self.changed(part["outbox"], before)
         return super()._append(replace(entry, data=codec.dumps(part)))
 
@@ -159,9 +159,11 @@ class ListsByPattern(MemoryBackend):
     def matches(self, id: str, prefix: str) -> bool:
         raise NotImplementedError
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         page = await super().search(replace(query, prefix=""), 100_000, after)
-        return Found([run for run in page.runs if self.matches(run.id, query.prefix)][:limit])
+        return SearchResult(
+            [run for run in page.runs if self.matches(run.id, query.prefix)][:limit]
+        )
 
 
 @caught_by("test_prefix_is_exact_and_case_sensitive")
@@ -178,10 +180,10 @@ class ListsWithWildcards(ListsByPattern):
 
 @caught_by("test_list_sorts_before_it_applies_the_limit")
 class LimitsBeforeSorting(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         first = [self._id(run) for run in self._mine()][:limit]
         page = await super().search(query, 100_000, after)
-        return Found([run for run in page.runs if run.id in first])
+        return SearchResult([run for run in page.runs if run.id in first])
 
 
 @caught_by("test_a_limit_of_zero_returns_nothing")
@@ -192,13 +194,13 @@ class TreatsZeroAsUnlimited(MemoryStore):
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class PagesByTimeAlone(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await super().search(query, limit, after and Position(after.time, ""))
 
 
 @caught_by("test_paging_skips_and_repeats_nothing")
 class HasNoLastPage(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await super().search(query, limit, None)
 
 

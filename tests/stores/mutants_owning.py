@@ -92,7 +92,7 @@ class ChangesTakeoversOnRelease(MemoryBackend):
         raise NotImplementedError
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
-        for run in filter(None, map(self._owned, leases)):
+        for run in filter(None, map(self._find_owned, leases)):
             run.takeovers = self.changed(run.takeovers)
         await super().release(leases, wake_at)
 
@@ -121,7 +121,7 @@ class RenewsLostLeases(MemoryBackend):
 @caught_by("test_an_expired_lease_is_renewed_until_the_run_is_taken_over")
 class RenewsOnlyUnexpiredLeases(MemoryBackend):
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:
-        run = self._owned(lease)
+        run = self._find_owned(lease)
         if run is not None and run.is_orphaned(self.clock.now()):
             return None
         return super()._renew(lease, expires_at)

@@ -27,7 +27,7 @@ from perdure.store import (
 )
 from perdure.stores._backend import PruneRequest
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
@@ -354,7 +354,7 @@ class FindsOtherwise(MemoryBackend):
     def changed(self, query: Query) -> Query:
         raise NotImplementedError
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await super().search(self.changed(query), limit, after)
 
 
@@ -384,28 +384,28 @@ class AlwaysNewestFirst(FindsOtherwise):
 
 @caught_by("test_a_search_continues_where_the_page_ended")
 class SearchesFromTheStart(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await super().search(query, limit, None)
 
 
 @caught_by("test_a_found_run_is_described")
 class DescribesTooLittle(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         page = await super().search(query, limit, after)
-        return Found([replace(run, summary=b"", wake_at=None) for run in page.runs])
+        return SearchResult([replace(run, summary=b"", wake_at=None) for run in page.runs])
 
 
 @caught_by("test_lists_and_searches_leave_out_system_runs")
 class ShowsSystemRuns(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         page = await super().search(query, limit, after)
         hidden = await super().search(replace(query, prefix="~"), limit, after)
-        return Found([*page.runs, *hidden.runs][:limit])
+        return SearchResult([*page.runs, *hidden.runs][:limit])
 
 
 @caught_by("test_a_search_takes_no_lease_and_writes_nothing")
 class LeasesWhatItFinds(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         page = await super().search(query, limit, after)
         for run in page.runs:
             await self.acquire([LeaseRequest(run.id, "search", timedelta(hours=1))])
@@ -432,10 +432,12 @@ class KeepsTagsOfDeletedRuns(MemoryBackend):
 
 @caught_by("test_tags_may_have_any_characters")
 class FoldsTheCaseOfTags(MemoryBackend):
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         runs = (await super().search(replace(query, tags=()), 1_000, None)).runs
         wanted = {tag.lower() for tag in query.tags}
-        return Found([run for run in runs if wanted <= {tag.lower() for tag in run.tags}][:limit])
+        return SearchResult(
+            [run for run in runs if wanted <= {tag.lower() for tag in run.tags}][:limit]
+        )
 
 
 @caught_by("test_summaries_are_in_the_order_of_the_ids")

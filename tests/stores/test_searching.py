@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from perdure.errors import InvalidArgument
 from perdure.store import Query, RunSummary
 from perdure.stores._searching import (
-    Found,
     Position,
+    SearchResult,
     check_query,
     find,
     is_counted_by_index,
@@ -41,26 +41,26 @@ def test_the_ranges_of_queue_names_are_exact(name: str, prefix: str, after: str)
 
 def test_a_cursor_leads_to_a_position() -> None:
     """Also for an id that contains spaces."""
-    page = page_of(Query(), Found([run("a b c")]), 1)
+    page = page_of(Query(), SearchResult([run("a b c")]), 1)
     assert read_cursor(page.cursor) == Position(NOON, "a b c")
 
 
 def test_the_cursor_of_a_search_by_tag_has_the_time_of_creation() -> None:
     """Its pages are ordered by creation."""
-    page = page_of(Query(tags=("a=1",)), Found([run("x")]), 1)
+    page = page_of(Query(tags=("a=1",)), SearchResult([run("x")]), 1)
     assert read_cursor(page.cursor) == Position(NOON - timedelta(days=1), "x")
 
 
 def test_a_page_that_ended_early_says_how_far_it_looked() -> None:
     """A page that is not full may have a cursor all the same."""
-    page = page_of(Query(), Found([run("x")], Position(NOON, "y")), 50)
+    page = page_of(Query(), SearchResult([run("x")], Position(NOON, "y")), 50)
     assert page.searched_until == NOON
     assert read_cursor(page.cursor) == Position(NOON, "y")
 
 
 def test_the_last_page_has_no_cursor() -> None:
     """There is nothing more."""
-    page = page_of(Query(), Found([run("x")]), 50)
+    page = page_of(Query(), SearchResult([run("x")]), 50)
     assert (page.cursor, page.searched_until) == (None, None)
 
 

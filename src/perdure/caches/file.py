@@ -119,8 +119,8 @@ class FileCache:
         aside = path.with_suffix(".expired")
         with suppress(FileNotFoundError):
             path.replace(aside)
-            moved = _read(aside)
-            is_new = moved is not None and not self._is_expired(moved)
+            record = _read(aside)
+            is_new = record is not None and not self._is_expired(record)
             if is_new:
                 with suppress(FileExistsError):
                     os.link(aside, path)

@@ -79,7 +79,7 @@ SECTIONS = {
 }
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 ALIASES = {"ls": "list"}
-HIDDEN = {"dev-child": Entry("dev_child:dev_child", "")}
+HIDDEN_COMMANDS = {"dev-child": Entry("dev_child:dev_child", "")}
 
 
 class Root(click.Group):
@@ -91,7 +91,7 @@ class Root(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, after importing its module."""
-        entry = (COMMANDS | HIDDEN).get(ALIASES.get(cmd_name, cmd_name))
+        entry = (COMMANDS | HIDDEN_COMMANDS).get(ALIASES.get(cmd_name, cmd_name))
         return None if entry is None else load(entry)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -143,10 +143,10 @@ def _read(
 ) -> dict[str, Any]:
     """Return the arguments of a verb from the words after the id, and from options."""
     texts: dict[str, str] = {}
-    given: dict[str, Any] = {}
+    entered_values: dict[str, Any] = {}
     for field in arguments:
         if field.name == "payload" and (words or not field.required):
-            given[field.name], words = parse_payload(words), ()
+            entered_values[field.name], words = parse_payload(words), ()
         elif words:
             texts[field.name], words = words[0], words[1:]
         elif field.required:
@@ -159,11 +159,13 @@ def _read(
             texts[field.name] = "yes" if value else "no"
         elif field.kind == "values" and value:
             pairs = parse_options(value, "--value")
-            given[field.name] = {step: parse_json(text, step) for step, text in pairs.items()}
+            entered_values[field.name] = {
+                step: parse_json(text, step) for step, text in pairs.items()
+            }
         elif isinstance(value, str):
             texts[field.name] = value
-    rest = [field for field in fields if field.name not in given]
-    return read_arguments(rest, texts, SystemClock().now()) | given
+    rest = [field for field in fields if field.name not in entered_values]
+    return read_arguments(rest, texts, SystemClock().now()) | entered_values
 
 
 def _each_id(ids: tuple[str, ...]) -> Iterator[str]:
@@ -229,19 +231,19 @@ def print_outcome(output: Output, outcome: Outcome) -> None:
 
 
 async def _change_all(
-    settings: Settings, act: Operations, change: Change, where: str, bulk: BulkOptions
+    settings: Settings, act: Operations, change: Change, query: str, bulk: BulkOptions
 ) -> None:
     rate, limit = parse_rate(bulk.rate), None if bulk.every else bulk.limit
-    matched = await act.count_bulk(where, limit)
-    if bulk.dry_run or not matched.count:
-        print_runs(settings, await Insights(act.store).runs(where, limit=PAGE))
-        message(settings, f"{_matches(matched.count)}. Nothing was changed.")
+    match = await act.count_bulk(query, limit)
+    if bulk.dry_run or not match.count:
+        print_runs(settings, await Insights(act.store).runs(query, limit=PAGE))
+        message(settings, f"{_matches(match.count)}. Nothing was changed.")
         return
-    if matched.capped:
+    if match.capped:
         raise Failure(f"more than {bulk.limit:,} runs match: pass --limit N or --all", REFUSED)
-    _confirm(change, matched.count, yes=bulk.yes)
+    _confirm(change, match.count, yes=bulk.yes)
     steps = act.bulk(
-        where,
+        query,
         cast(BulkVerb, change.verb.name),
         rate=rate,
         limit=limit,

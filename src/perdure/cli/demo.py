@@ -1,4 +1,4 @@
-"""`perdure demo`: a sample shop that is open, with its dashboard."""
+"""`perdure demo`: a running sample shop, with its dashboard."""
 
 import tempfile
 import webbrowser
@@ -30,6 +30,6 @@ async def demo(settings: Settings, port: int) -> None:
             await seed_past(url)
             async with living_shop(url, say=lambda text: message(settings, printable(text))):
                 click.echo(f"Dashboard     {address}")
-                click.echo("Press Ctrl-C to close the shop.")
+                click.echo("Press Ctrl-C to stop.")
                 webbrowser.open(address)
                 await until_signalled()

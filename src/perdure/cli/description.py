@@ -16,9 +16,9 @@ from perdure.insights.words import duration, tally_words
 def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:
     """Yield the non-empty fields of a struct or a mapping, with their contents indented."""
     fields = value if isinstance(value, Mapping) else msgspec.structs.asdict(value)
-    shown = {str(name): each for name, each in fields.items() if not _is_empty(each)}
-    width = max(map(len, shown), default=0) + 2
-    for name, each in shown.items():
+    visible_fields = {str(name): each for name, each in fields.items() if not _is_empty(each)}
+    width = max(map(len, visible_fields), default=0) + 2
+    for name, each in visible_fields.items():
         title = indent + printable(name.replace("_", " "))
         text = in_line(output, each)
         if text is not None:
@@ -53,8 +53,8 @@ def in_line(output: Output, value: Any) -> str | None:
             return json.dumps(value, ensure_ascii=False) if is_json else None
         case _:
             texts = [in_line(output, each) for each in value]
-            known = [text for text in texts if text is not None]
-            return ", ".join(known) if len(known) == len(texts) else None
+            known_texts = [text for text in texts if text is not None]
+            return ", ".join(known_texts) if len(known_texts) == len(texts) else None
 
 
 def _is_empty(value: object) -> bool:

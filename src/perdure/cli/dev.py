@@ -28,7 +28,7 @@ LOOK, GRACE, LAST_GRACE = 0.1, 1.0, 5.0
 released, and how long the child may then take to end.
 """
 
-SKIPPED = {"__pycache__", "node_modules", "build", "dist", "venv", "site-packages"}
+SKIPPED_FOLDERS = {"__pycache__", "node_modules", "build", "dist", "venv", "site-packages"}
 
 CLOCK = SystemClock()
 
@@ -149,14 +149,14 @@ async def _ends(child: Process, number: signal.Signals, seconds: float) -> bool:
 
 def modified_files(folder: Path) -> dict[str, int]:
     """Return when each Python file below a folder was modified."""
-    found: dict[str, int] = {}
+    times: dict[str, int] = {}
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in SKIPPED:
+            if entry.name.startswith(".") or entry.name in SKIPPED_FOLDERS:
                 continue
             with suppress(OSError):  # it was deleted in the meantime
                 if entry.is_dir(follow_symlinks=False):
-                    found |= modified_files(Path(entry.path))
+                    times |= modified_files(Path(entry.path))
                 elif entry.name.endswith(".py"):
-                    found[entry.path] = entry.stat().st_mtime_ns
-    return found
+                    times[entry.path] = entry.stat().st_mtime_ns
+    return times

@@ -48,18 +48,18 @@ async def dev_child(settings: Settings, port: int, since: float | None, changed:
             if since is None:
                 await _print_banner(settings, worker, url)
             else:
-                took = timedelta(seconds=SystemClock().monotonic() - since)
+                elapsed = timedelta(seconds=SystemClock().monotonic() - since)
                 reason = f"{changed} changed. " if changed.endswith(".py") else ""
-                _print_line(f"{reason}Worker restarted in {duration(took)}.")
+                _print_line(f"{reason}Worker restarted in {duration(elapsed)}.")
             await worker.serve()
 
 
 async def _print_banner(settings: Settings, worker: Worker, dashboard: str) -> None:
     runtime = worker.runtime
     url = (await Insights(runtime.store, url=runtime.url).store()).url
-    known = ", ".join(f"{each.name} v{each.version}" for each in runtime.registry.definitions)
+    names = ", ".join(f"{each.name} v{each.version}" for each in runtime.registry.definitions)
     click.echo(printable(f"perdure dev   {settings.app} on {url}"))
-    click.echo(printable(f"Worker        {worker.id} with {worker.concurrency} slots: {known}"))
+    click.echo(printable(f"Worker        {worker.id} with {worker.concurrency} slots: {names}"))
     click.echo(f"Dashboard     {dashboard}")
     if capabilities(runtime.store).survives == "nothing":
         click.echo(f"Warning       {IN_MEMORY}")

@@ -37,8 +37,8 @@ MAIN_GUARD = '; write what it runs below if __name__ == "__main__":'
 
 def configured(name: str) -> str | None:
     """Return a setting of `[tool.perdure]` in the nearest pyproject.toml."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    current = Path.cwd()
+    for folder in (current, *current.parents):
         if (path := folder / "pyproject.toml").is_file():
             try:
                 tool = tomllib.loads(path.read_text("utf-8")).get("tool", {})
@@ -112,13 +112,13 @@ async def opened_app(
         finally:
             await runtime_of(target).close()
     elif isinstance(target, AbstractAsyncContextManager):
-        async with target as entered:
-            yield _checked(name, entered)
+        async with target as app:
+            yield _check_app(name, app)
     else:
-        _checked(name, target)
+        _check_app(name, target)
 
 
-def _checked(name: str, target: object) -> Runtime | Worker:
+def _check_app(name: str, target: object) -> Runtime | Worker:
     if not isinstance(target, Runtime | Worker):
         kind = type(target).__name__
         raise Failure(
@@ -137,9 +137,9 @@ def find_app(settings: Settings, missing: str = NO_APP) -> tuple[str, object]:
         return name, imported(name)
     for module in MODULES:
         if _mentions_runtime(Path(f"{module}.py")):
-            found = _runtimes_in(_module(module))
-            if len(found) == 1:
-                name = f"{module}:{found[0]}"
+            names = _runtimes_in(_module(module))
+            if len(names) == 1:
+                name = f"{module}:{names[0]}"
                 message(settings, f"Using {name}; pass --app to choose another.")
                 return name, imported(name)
     raise Failure(missing, USAGE)
@@ -153,16 +153,16 @@ def _mentions_runtime(path: Path) -> bool:
 def imported(name: str) -> object:
     """Return the object that `MODULE:NAME` names."""
     module, _, attribute = name.partition(":")
-    loaded = _module(module)
+    module_object = _module(module)
     if not attribute:
-        found = _runtimes_in(loaded)
-        if len(found) != 1:
-            names = ", ".join(f"{module}:{each}" for each in found) or "none"
-            raise Failure(f"{module} has {len(found)} runtimes ({names}): pass MODULE:NAME", USAGE)
-        [attribute] = found
+        apps = _runtimes_in(module_object)
+        if len(apps) != 1:
+            names = ", ".join(f"{module}:{each}" for each in apps) or "none"
+            raise Failure(f"{module} has {len(apps)} runtimes ({names}): pass MODULE:NAME", USAGE)
+        [attribute] = apps
     try:
         lookup: Callable[[Any, str], Any] = getattr
-        return reduce(lookup, attribute.split("."), loaded)
+        return reduce(lookup, attribute.split("."), module_object)
     except AttributeError as error:
         raise Failure(f"--app {name}: {error}", NOT_FOUND) from error
 
@@ -195,5 +195,5 @@ def _is_internal(file: str) -> bool:
 
 def _runtimes_in(module: object) -> list[str]:
     """Return the names of the runtimes in a module, one name for each."""
-    found = {id(value): name for name, value in vars(module).items() if isinstance(value, Runtime)}
-    return list(found.values())
+    names = {id(value): name for name, value in vars(module).items() if isinstance(value, Runtime)}
+    return list(names.values())

@@ -24,7 +24,7 @@ from perdure.insights.model import (
 )
 from perdure.insights.words import duration, tally_words
 
-COUNTED = ("queued", "running", "suspended", "waiting", "failed", "completed")
+COUNTED_STATUSES = ("queued", "running", "suspended", "waiting", "failed", "completed")
 
 Columns: TypeAlias = Callable[[Output], list[Column[Any]]]
 
@@ -60,7 +60,7 @@ def showing(question: str, help: str, noun: str = "", metavar: str = "NAME") -> 
 def _workflow_columns(output: Output) -> list[Column[WorkflowRow]]:
     return [
         Column("WORKFLOW", lambda row: row.name),
-        *(Column(status.upper(), partial(_count, status)) for status in COUNTED),
+        *(Column(status.upper(), partial(_count, status)) for status in COUNTED_STATUSES),
         Column("P95", _p95),
         Column("WORKERS", lambda row: f"{len(row.workers):,}"),
         Column("STATE", _state),
@@ -93,9 +93,9 @@ def _queue_columns(output: Output) -> list[Column[QueueRow]]:
 
 def _limit(row: LimitRow) -> str:
     """Return a limit as `concurrency 2/50` or `key_rate 10 per 60 s`."""
-    used = f"{row.n:,}" if row.in_use is None else f"{row.in_use:,}/{row.n:,}"
+    units = f"{row.n:,}" if row.in_use is None else f"{row.in_use:,}/{row.n:,}"
     per = "" if row.per is None else f" per {row.per:g} s"
-    return f"{row.of} {used}{per}"
+    return f"{row.of} {units}{per}"
 
 
 def _limit_columns(output: Output) -> list[Column[LimitRow]]:
@@ -139,11 +139,11 @@ def _worker_columns(output: Output) -> list[Column[WorkerRow]]:
 
 
 def _versions(worker: WorkerRow) -> str:
-    known = (
+    ranges = (
         f"{each.workflow} v{each.first}{'' if each.first == each.last else f'–{each.last}'}"
         for each in worker.workflows
     )
-    return ", ".join(known)
+    return ", ".join(ranges)
 
 
 def _view_columns(output: Output) -> list[Column[SavedView]]:

@@ -21,8 +21,8 @@ EXAMINED = 1000
 async def doctor(settings: Settings, fix: bool) -> None:
     """Look for problems and say how to fix them.
 
-    It prints nothing and exits with 0 if there are none. Of the audit trail, the runs that changed
-    last are examined; with --fix all are.
+    It prints nothing and exits with 0 if there are none. The audit trail is checked for the runs
+    that changed last, and with --fix for all runs.
     """
     async with insights(settings) as ask:
         findings = [*await ask.check()]

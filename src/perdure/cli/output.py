@@ -31,7 +31,7 @@ _MARKS = {
 }
 
 SHORT, NARROW = 24, 72
-"""A column whose cells are all as short is cut last; a terminal with fewer columns is narrow."""
+"""Columns with cells up to this width are shortened last; a terminal below this width is narrow."""
 
 
 class Column(NamedTuple, Generic[T]):
@@ -62,8 +62,8 @@ class Output:
             return f"{at:%Y-%m-%dT%H:%M:%S}Z"
         if style == "local":
             return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
-        away = duration_words(timedelta(seconds=round(abs(at - self.now).total_seconds())))
-        return f"in {away}" if at > self.now else f"{away} ago"
+        distance = duration_words(timedelta(seconds=round(abs(at - self.now).total_seconds())))
+        return f"in {distance}" if at > self.now else f"{distance} ago"
 
     @staticmethod
     def clock() -> str:

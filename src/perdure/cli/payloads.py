@@ -32,12 +32,12 @@ def parse_payload(arguments: Sequence[str]) -> Any:
 
 def parse_options(pairs: Sequence[str], option: str) -> dict[str, str]:
     """Parse `name=value` options."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for pair in pairs:
-        name, separator, found[name] = pair.partition("=")
+        name, separator, options[name] = pair.partition("=")
         if not name or not separator:
             raise click.UsageError(f"{option} is name=value, not {pair!r}")
-    return found
+    return options
 
 
 def parse_rate(rate: str | None) -> float | None:

@@ -53,10 +53,10 @@ async def dashboard(
 
 async def until_signalled() -> None:
     """Wait until SIGTERM or SIGINT arrives."""
-    arrived = asyncio.Event()
+    signal_event = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, arrived.set)
-    await arrived.wait()
+        asyncio.get_running_loop().add_signal_handler(number, signal_event.set)
+    await signal_event.wait()
 
 
 @asynccontextmanager
@@ -68,8 +68,8 @@ async def dashboard_of(
         try:
             from perdure.dashboard.server import serve
 
-            served = serve(runtime, port=port, person=settings.by, token=os.environ.get(TOKEN))
-            url = await stack.enter_async_context(served)
+            server = serve(runtime, port=port, person=settings.by, token=os.environ.get(TOKEN))
+            url = await stack.enter_async_context(server)
         except MissingDependency as error:
             url = str(error)
         yield url

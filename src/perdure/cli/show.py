@@ -184,11 +184,11 @@ def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> It
             f"{row.length:>{length}}",
             f"{shorten(printable(row.detail), detail):<{detail}}",
         )
-        bar = f"  |{_drawn(row.bar, room)}" if room >= NARROWEST_BAR else ""
+        bar = f"  |{_draw_bar(row.bar, room)}" if room >= NARROWEST_BAR else ""
         yield f"  {row.mark} {'  '.join(cells)}{bar}".rstrip()
 
 
-def _drawn(bar: Bar, width: int) -> str:
+def _draw_bar(bar: Bar, width: int) -> str:
     """Return a bar in characters: full for work, dashed for a wait."""
     first = min(round(bar.x / 100 * width), width - 1)
     last = round((bar.x + bar.width) / 100 * width)

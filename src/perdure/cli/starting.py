@@ -63,8 +63,8 @@ def _check_known(workflow: str, names: Sequence[str], app: str | None) -> None:
     """Raise if the application does not have the workflow: no worker would ever claim the run."""
     if workflow not in names:
         close = difflib.get_close_matches(workflow, names, n=1)
-        known = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
-        raise UnknownWorkflow(workflow, f"{app} has no workflow {workflow!r}; {known}")
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+        raise UnknownWorkflow(workflow, f"{app} has no workflow {workflow!r}; {hint}")
 
 
 @command

@@ -192,7 +192,7 @@ async def copy(settings: Settings, target: str, query: str, why: str) -> None:
             steps = Operations(other, via="cli").copy_from(source, query, by=settings.by, why=why)
             async for last in steps:
                 show(last.done, last.total)
-    counts = f"{last.existing:,} there already, {last.skipped:,} skipped."
+    counts = f"{last.existing:,} already existed, {last.skipped:,} skipped."
     Output(settings).answer(last, lambda: [f"{last.copied:,} copied, {counts}"], ())
     for reason in last.reasons:
         message(settings, printable(reason))

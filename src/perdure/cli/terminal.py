@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 @contextmanager
-def keys(pressed: asyncio.Queue[str]) -> Generator[None, None, None]:
+def keys(queue: asyncio.Queue[str]) -> Generator[None, None, None]:
     """Put each key that is pressed on a terminal into a queue."""
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before = termios.tcgetattr(terminal)
-    loop.add_reader(terminal, lambda: pressed.put_nowait(os.read(terminal, 1).decode("latin-1")))
+    loop.add_reader(terminal, lambda: queue.put_nowait(os.read(terminal, 1).decode("latin-1")))
     tty.setcbreak(terminal)
     try:
         yield
@@ -40,7 +40,7 @@ async def within(seconds: float, waiting: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait([task, timer], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise TimeoutError(f"not done after {seconds:g} s")
+            raise TimeoutError(f"not finished after {seconds:g} s")
         return task.result()
     finally:
         timer.cancel()

@@ -38,18 +38,18 @@ def overview_lines(answer: Overview, url: str) -> Iterator[str]:
     """Yield the lines of the overview."""
     live = sum(worker.state != "lost" for worker in answer.workers)
     yield f"Store       {printable(url)}, {count_words(live, 'worker')} live"
-    now = _counted(answer.counts, LIVE)
+    now = _count_texts(answer.counts, LIVE)
     if answer.due:
         oldest = answer.oldest_due or answer.now
         now.insert(1, f"{answer.due:,} due (oldest {duration(answer.now - oldest)})")
     yield f"Now         {'   '.join(now) or 'nothing'}"
-    yield f"Last 24 h   {'   '.join(_counted(answer.last_day, OVER)) or 'nothing ended'}"
+    yield f"Last 24 h   {'   '.join(_count_texts(answer.last_day, OVER)) or 'nothing ended'}"
     if answer.attention:
         yield "Needs attention"
         yield from map(_attention_line, answer.attention)
 
 
-def _counted(counts: dict[str, Tally], statuses: tuple[str, ...]) -> list[str]:
+def _count_texts(counts: dict[str, Tally], statuses: tuple[str, ...]) -> list[str]:
     return [
         f"{tally_words(counts[status])} {status}"
         for status in statuses
@@ -72,27 +72,29 @@ async def top(settings: Settings) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    pressed: asyncio.Queue[str] = asyncio.Queue()
-    async with insights(settings) as ask, _refreshing(ask, pressed):
-        with keys(pressed), Live(screen=True, auto_refresh=False) as live:
+    keys_pressed: asyncio.Queue[str] = asyncio.Queue()
+    async with insights(settings) as ask, _refreshing(ask, keys_pressed):
+        with keys(keys_pressed), Live(screen=True, auto_refresh=False) as live:
             while True:
                 lines = await _top_lines(settings, ask)
                 live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
                 try:
-                    if await within(REFRESH, pressed.get()) == "q":
+                    if await within(REFRESH, keys_pressed.get()) == "q":
                         return
                 except TimeoutError:
                     continue
 
 
 @asynccontextmanager
-async def _refreshing(ask: Insights, pressed: asyncio.Queue[str]) -> AsyncGenerator[None, None]:
+async def _refreshing(
+    ask: Insights, keys_pressed: asyncio.Queue[str]
+) -> AsyncGenerator[None, None]:
     """Put "" into the queue of keys whenever the overview has changed."""
 
     async def refresh() -> None:
-        async for changed in ask.changes(lambda: ("counts", "fleet")):
-            if changed:
-                pressed.put_nowait("")
+        async for topics in ask.changes(lambda: ("counts", "fleet")):
+            if topics:
+                keys_pressed.put_nowait("")
 
     task = detached(refresh())
     try:
@@ -181,5 +183,5 @@ class Follower:
 
 def _step_text(output: Output, step: StepRow) -> str:
     mark = output.mark("completed" if step.ok else "failed")
-    took = f" ({duration(step.duration)})" if step.duration is not None else ""
-    return f"{mark} {printable(step.key)}{took} {printable(step.error or step.value)}".rstrip()
+    length = f" ({duration(step.duration)})" if step.duration is not None else ""
+    return f"{mark} {printable(step.key)}{length} {printable(step.error or step.value)}".rstrip()

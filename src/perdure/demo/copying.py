@@ -45,8 +45,8 @@ async def copy_runs(source: MemoryStore, target: Store, clock: TestClock) -> Non
 
 async def _runs_in(source: MemoryStore) -> list[RunSummary]:
     """Return the runs of users and schedules, and the logs to which children report."""
-    found = [await source.list(prefix=prefix, limit=_MAX_RUNS) for prefix in _PREFIXES]
-    return [run for runs in found for run in runs]
+    pages = [await source.list(prefix=prefix, limit=_MAX_RUNS) for prefix in _PREFIXES]
+    return [run for runs in pages for run in runs]
 
 
 async def advance_to(clock: TestClock, time: datetime) -> None:

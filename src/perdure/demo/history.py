@@ -34,7 +34,7 @@ from perdure.demo.shop import (
     restock,
     welcome,
 )
-from perdure.demo.throughput import WORKER, Ended, History
+from perdure.demo.throughput import WORKER, EndedRun, History
 from perdure.operations import Operations
 from perdure.runtime.definition import Definition
 from perdure.runtime.run import Run
@@ -146,15 +146,15 @@ class _History:
         await advance_to(self._clock, self._start + SEEDED_TIME)
 
     async def _queue_emails(self) -> None:
-        """Begin a newsletter: its emails wait in their queue until a worker comes."""
+        """Begin a newsletter: its emails wait in their queue until a worker claims them."""
         email = Newsletter("summer sale", [*CUSTOMERS, *CUSTOMERS[:3]])
         await self._trigger(newsletter, email, "newsletter-8")
 
     async def _operate(self) -> None:
         """Let operators intervene, each for a reason."""
-        failed = f"order-{1000 + _OUTAGE.start}"
+        order_id = f"order-{1000 + _OUTAGE.start}"
         await self._operations.complete_step(
-            failed,
+            order_id,
             "ship",
             {"tracking": "trk_by_phone", "carrier": "Post"},
             by="ana",
@@ -199,9 +199,9 @@ class _History:
 
     def _count(self, run: Run) -> None:
         if run.over and run.workflow is not None and run.created_at is not None:
-            took = self._clock.now() - run.created_at
-            ended = Ended(self._clock.now(), run.workflow, run.status, took)
-            self._throughput.runs.append(ended)
+            duration = self._clock.now() - run.created_at
+            ended_run = EndedRun(self._clock.now(), run.workflow, run.status, duration)
+            self._throughput.runs.append(ended_run)
 
     async def _approve(self, number: int) -> None:
         """Approve the order before last, if it waits for that."""

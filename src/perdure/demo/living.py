@@ -1,4 +1,4 @@
-"""The sample shop while it is open: new orders, approvals, and workers that are killed."""
+"""The sample shop in operation: new orders, approvals, and workers that are killed."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ async def seed_past(url: str, clock: Clock = SystemClock()) -> None:
 
 
 class _Shop:
-    """The customers and the staff."""
+    """Starts runs and answers approvals, as customers and staff would."""
 
     def __init__(
         self, client: Client, clock: Clock, random: Random, say: Callable[[str], None]
@@ -80,7 +80,7 @@ class _Shop:
         while True:
             sample = draw_sample(self._random)
             number = self._random.randrange(10_000, 100_000)
-            with self._reported():
+            with self._report_errors():
                 await self._client.trigger(
                     sample.workflow,
                     sample.draw(self._random),
@@ -93,24 +93,24 @@ class _Shop:
         """Answer the oldest open approval, every now and then."""
         while True:
             await self._pause(SECONDS_BETWEEN_APPROVALS)
-            with self._reported():
+            with self._report_errors():
                 await self._approve_one()
 
     async def _approve_one(self) -> None:
         page = await self._client.approvals(to="sales")
-        for asked in page.approvals[-1:]:
+        for approval in page.approvals[-1:]:
             # An operator who is trying out the demo may have been faster.
             with contextlib.suppress(Refused):
                 if self._random.random() >= SHARE_NOT_GRANTED:
-                    await self._client.approve(asked.token, by="eva", note="known customer")
+                    await self._client.approve(approval.token, by="eva", note="known customer")
                 else:
-                    await self._client.reject(asked.token, by="eva", note="unpaid bills")
+                    await self._client.reject(approval.token, by="eva", note="unpaid bills")
 
     async def _pause(self, seconds: float) -> None:
         await self._clock.sleep(seconds * (0.5 + self._random.random()))
 
     @contextlib.contextmanager
-    def _reported(self) -> Generator[None]:
+    def _report_errors(self) -> Generator[None]:
         """Continue after an error of the store."""
         try:
             yield

@@ -59,8 +59,8 @@ def new_order(random: Random, items: Sequence[Item] = ()) -> Order:
 
 
 def _items(random: Random) -> list[Item]:
-    chosen = random.sample(ARTICLES, random.randint(1, 4))
-    return [Item(article, random.randint(1, 2), price) for article, price in chosen]
+    articles = random.sample(ARTICLES, random.randint(1, 4))
+    return [Item(article, random.randint(1, 2), price) for article, price in articles]
 
 
 def new_signup(random: Random) -> Signup:

@@ -15,7 +15,7 @@ _HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRun:
     """A run that ended."""
 
     at: datetime
@@ -29,7 +29,7 @@ class History:
     """The runs that ended, as input for the documents."""
 
     start: datetime
-    runs: list[Ended] = field(default_factory=list)
+    runs: list[EndedRun] = field(default_factory=list)
 
     async def write(self, store: SearchStore, now: datetime) -> None:
         """Write a document for each hour until now; the worker is lost, not stopped."""
@@ -57,7 +57,7 @@ class History:
         )
 
 
-def _by_workflow(runs: list[Ended], name: str) -> WorkflowThroughput:
+def _by_workflow(runs: list[EndedRun], name: str) -> WorkflowThroughput:
     mine = [run for run in runs if run.workflow == name]
     statuses = Counter(run.status for run in mine)
     classes = [class_of(run.duration / timedelta(milliseconds=1)) for run in mine]
@@ -67,15 +67,17 @@ def _by_workflow(runs: list[Ended], name: str) -> WorkflowThroughput:
     )
 
 
-def _minute(runs: list[Ended], hour: datetime, number: int) -> Minute:
-    ended = Counter(run.status for run in runs if (run.at - hour) // timedelta(minutes=1) == number)
+def _minute(runs: list[EndedRun], hour: datetime, number: int) -> Minute:
+    counts = Counter(
+        run.status for run in runs if (run.at - hour) // timedelta(minutes=1) == number
+    )
     return Minute(
         number,
         SLOTS,
-        ended["completed"],
-        ended["failed"],
-        ended["cancelled"],
+        counts["completed"],
+        counts["failed"],
+        counts["cancelled"],
         # About a third of the slots are in use, more while runs end.
-        running=5 + (7 * number + 3 * hour.hour) % 4 + 2 * ended.total(),
-        depths={"": ended.total()},
+        running=5 + (7 * number + 3 * hour.hour) % 4 + 2 * counts.total(),
+        depths={"": counts.total()},
     )

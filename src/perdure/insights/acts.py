@@ -18,26 +18,26 @@ from perdure.store import SearchStore
 
 _BATCH = 200
 _KEY = re.compile(re.escape(ACT) + r"\d{4}-\d{2}-\d{2}T")
-_AHEAD = timedelta(minutes=1)
+_MAX_DRIFT = timedelta(minutes=1)
 """How far ahead the clock of another machine may be."""
 
 
 def run_acts(metadata: Mapping[str, Any], run_id: str, redact: Redact) -> tuple[Act, ...]:
     """Return the acts stored in a run, newest first."""
-    found = [read_act(stored, redact) for stored in reversed(acts_of(dict(metadata)))]
-    return tuple(replace(act, run_id=run_id) for act in found if act is not None)
+    acts = [read_act(document, redact) for document in reversed(acts_of(dict(metadata)))]
+    return tuple(replace(act, run_id=run_id) for act in acts if act is not None)
 
 
-def act_count_of(metadata: Mapping[str, Any], kept: int) -> int:
+def act_count_of(metadata: Mapping[str, Any], stored_count: int) -> int:
     """Return the total number of acts on a run, which keeps only the latest."""
     count = metadata.get("actCount")
-    return max(count, kept) if type(count) is int else kept
+    return max(count, stored_count) if type(count) is int else stored_count
 
 
-def read_act(stored: Any, redact: Redact) -> Act | None:
+def read_act(document: Any, redact: Redact) -> Act | None:
     """Return a stored act, or `None` if it cannot be read."""
     try:
-        act = msgspec.convert({**stored, "run_id": stored.get("run", "")}, Act)
+        act = msgspec.convert({**document, "run_id": document.get("run", "")}, Act)
     except (msgspec.ValidationError, TypeError, AttributeError):
         return None
     if act.at.tzinfo is None:
@@ -74,7 +74,7 @@ class ActSearch:
         self._terms = parse_terms(query, FIELDS)
         times = {term.field: term.values[0] for term in self._terms}
         self._since = max(parse_time(times.get("since", "3650d"), now), now - KEPT_FOR)
-        self._until = parse_time(times["older"], now) if "older" in times else now + _AHEAD
+        self._until = parse_time(times["older"], now) if "older" in times else now + _MAX_DRIFT
 
     async def page(self, limit: int, after: str | None) -> ActsPage:
         """Return up to `limit` acts; `after` is the cursor of the previous page."""
@@ -106,12 +106,12 @@ class ActSearch:
             year, month = (year, month - 1) if month > 1 else (year - 1, 12)
 
     async def _read(self, keys: Sequence[str]) -> list[tuple[str, Act]]:
-        found: list[tuple[str, Act]] = []
+        pairs: list[tuple[str, Act]] = []
         for key, value in zip(keys, await self._store.documents.get_many(keys), strict=True):
             act = None if value is None else read_act(_loads(value), self._redact)
             if act is not None and self._matches(act):
-                found.append((key, act))
-        return found
+                pairs.append((key, act))
+        return pairs
 
     def _matches(self, act: Act) -> bool:
         is_in_time = self._since <= act.at < self._until

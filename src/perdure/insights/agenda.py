@@ -11,7 +11,7 @@ from perdure.insights.rows import row_of
 from perdure.store import Query, SearchStore
 
 EXAMINED = 1000
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) -> Agenda:
@@ -24,7 +24,7 @@ async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) 
     rows = await rows_of(store, due, redact)
     rows.sort(key=lambda row: row.wake_at or now)
     return Agenda(
-        next=tuple(rows[:_SHOWN]),
+        next=tuple(rows[:_MAX_SHOWN]),
         hours=_by_hour(rows, now),
         events=_events([row_of(run, redact) for run in waiting.runs]),
         examined=len(due) + len(waiting.runs),

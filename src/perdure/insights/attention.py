@@ -40,8 +40,8 @@ def without_worker(
 
 def long_waits(runs: Iterable[RunSummary], has_more: bool) -> Iterable[Attention]:
     """Yield the events that runs have waited for too long."""
-    awaited = (event for run in runs for event in run.awaits)
-    events = Counter(event for event in awaited if not event.startswith("~"))
+    awaited_events = (event for run in runs for event in run.awaits)
+    events = Counter(event for event in awaited_events if not event.startswith("~"))
     for event, count in events.most_common(_MOST_EVENTS):
         what = _runs(count, has_more, verbs=("has", "have"))
         terms = Term("status", ("waiting",)), Term("waiting", (event,)), Term("older", ("1d",))
@@ -56,7 +56,7 @@ def paused(runs: Tally | None, switches: Switches) -> Iterable[Attention]:
         yield Attention(f'Workflow "{name}" is paused', _query(Term("workflow", (name,))))
 
 
-def lost(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
+def lost_workers(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
     """Yield the workers that disappeared."""
     for worker in workers:
         if worker.state == "lost":

@@ -24,9 +24,11 @@ async def read_bulk(store: SearchStore, id: str, now: datetime) -> BulkProgress 
 async def read_bulks(store: SearchStore, limit: int, now: datetime) -> tuple[BulkProgress, ...]:
     """Return bulk operations, newest first."""
     keys = await store.documents.keys(f"{KEY}*")
-    found = [_read(value, now) for value in await store.documents.get_many(keys)] if keys else []
-    known = [each for each in found if each is not None]
-    return tuple(sorted(known, key=lambda each: each.began_at, reverse=True)[:limit])
+    documents = (
+        [_read(value, now) for value in await store.documents.get_many(keys)] if keys else []
+    )
+    bulks = [each for each in documents if each is not None]
+    return tuple(sorted(bulks, key=lambda each: each.began_at, reverse=True)[:limit])
 
 
 def _read(value: str | None, now: datetime) -> BulkProgress | None:

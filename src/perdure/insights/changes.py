@@ -50,7 +50,7 @@ class Changes:
         self._clock = clock
         self._reading = reading
         self._topics: dict[str, _Topic] = {}
-        self._woken = asyncio.Event()
+        self._wake_up = asyncio.Event()
 
     async def rounds(
         self, topics: Callable[[], Collection[str]]
@@ -59,9 +59,9 @@ class Changes:
         listening = detached(self._listen())
         try:
             with notified_of_settled_runs(self._store, lambda run_id: self._hurry()):
-                while wanted := topics():
-                    self._topics = {name: self._topics.get(name, _Topic()) for name in wanted}
-                    self._woken.clear()
+                while names := topics():
+                    self._topics = {name: self._topics.get(name, _Topic()) for name in names}
+                    self._wake_up.clear()
                     yield frozenset([name async for name in self._changed()])
                     await self._rest()
         finally:
@@ -74,7 +74,7 @@ class Changes:
 
     async def _has_changed(self, name: str, topic: _Topic) -> bool:
         """Read one topic, and return whether it has changed."""
-        begun = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         kind, _, rest = name.partition(":")
         try:
             async with self._reading():
@@ -82,7 +82,7 @@ class Changes:
         except PerdureError as error:
             answer = str(error).encode()
         now, digest = self._clock.monotonic(), hashlib.sha256(answer).digest()
-        topic.next_at = now + max(_TOPICS[kind][0], (now - begun) * _SHARE)
+        topic.next_at = now + max(_TOPICS[kind][0], (now - started_at) * _SHARE)
         is_changed = topic.digest not in (b"", digest)
         topic.digest = digest
         return is_changed
@@ -91,13 +91,13 @@ class Changes:
         """Sleep briefly, or until a notification arrives."""
         timer = detached(self._wake_after(_TICK))
         try:
-            await self._woken.wait()
+            await self._wake_up.wait()
         finally:
             timer.cancel()
 
     async def _wake_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        self._woken.set()
+        self._wake_up.set()
 
     async def _listen(self) -> None:
         while can_notify(self._store):
@@ -112,7 +112,7 @@ class Changes:
             times = topic.next_at, topic.hurry_at
             topic.next_at, topic.hurry_at = min(times), max(times)
             if topic.next_at <= self._clock.monotonic():
-                self._woken.set()
+                self._wake_up.set()
 
 
 def is_topic(name: str) -> bool:

@@ -56,9 +56,11 @@ def kind_of(store: object) -> str:
 
 
 def _sentences(declared: Capabilities) -> tuple[str, ...]:
-    notified = "Workers are notified of due runs." if declared.notify else "Workers poll for runs."
-    fixed = (_SURVIVES[declared.survives], _SHARED[declared.shared], _LEASE[declared.lease])
-    return (*fixed, notified)
+    notification = (
+        "Workers are notified of due runs." if declared.notify else "Workers poll for runs."
+    )
+    guarantees = (_SURVIVES[declared.survives], _SHARED[declared.shared], _LEASE[declared.lease])
+    return (*guarantees, notification)
 
 
 async def clock_drift(store: SearchStore, now: datetime) -> timedelta | None:
@@ -84,11 +86,11 @@ async def find(
         clock_drift(store, now), due_runs(store, now - TOLERATED_LAG, DUE)
     )
     rows = await rows_of(store, due, NOTHING_REDACTED)
-    unclaimed = without_worker(rows, len(due) == DUE, presences, switches.paused)
+    unclaimed_runs = without_worker(rows, len(due) == DUE, presences, switches.paused)
     return (
         *_about_capabilities(capabilities(store)),
         *_about_drift(drift),
-        *(Finding("no_worker", f"{each.text}.", _START_WORKER, "error") for each in unclaimed),
+        *(Finding("no_worker", f"{each.text}.", _START_WORKER, "error") for each in unclaimed_runs),
         *_about_switches(switches, now),
         *_about_lost(workers),
     )

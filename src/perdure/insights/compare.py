@@ -31,8 +31,8 @@ def differences(left: Json, right: Json, path: str) -> Iterator[Difference]:
     if isinstance(left, dict) and isinstance(right, dict):
         yield from _of_members(left, right, path)
     elif isinstance(left, list) and isinstance(right, list):
-        numbered = [dict(enumerate(each)) for each in (left, right)]
-        yield from _of_members(numbered[0], numbered[1], path)
+        by_index = [dict(enumerate(each)) for each in (left, right)]
+        yield from _of_members(by_index[0], by_index[1], path)
     elif left != right or type(left) is not type(right):
         yield Difference(path, left, right)
 
@@ -59,15 +59,15 @@ def _steps(left: RunState, right: RunState) -> Iterator[Difference]:
     """Yield records that differ, in the order of the left run, then those only on the right."""
     ours, theirs = left.snapshot["steps"], right.snapshot["steps"]
     for key, record in ours.items():
-        shown = outcome_of(key, record, left.redact)
+        outcome = outcome_of(key, record, left.redact)
         if key not in theirs:
-            yield Difference(key, shown, kind="only_left")
-        elif (other := outcome_of(key, theirs[key], right.redact)) != shown:
-            yield Difference(key, shown, other)
+            yield Difference(key, outcome, kind="only_left")
+        elif (other := outcome_of(key, theirs[key], right.redact)) != outcome:
+            yield Difference(key, outcome, other)
     for key, record in theirs.items():
         if key not in ours:
-            shown = outcome_of(key, record, right.redact)
-            yield Difference(key, right=shown, kind="only_right")
+            outcome = outcome_of(key, record, right.redact)
+            yield Difference(key, right=outcome, kind="only_right")
 
 
 def outcome_of(key: str, record: Mapping[str, Any], redact: Redact) -> Json:

@@ -29,8 +29,8 @@ async def due_runs(store: SearchStore, until: datetime, limit: int) -> list[Due]
 
 async def rows_of(store: SearchStore, due: list[Due], redact: Redact) -> list[RunRow]:
     """Return the rows of runs that are still unowned and not over."""
-    found = await store.summaries([each.id for each in due]) if due else ()
-    rows = [row_of(run, redact) for run in found if run is not None and run.owner is None]
+    summaries = await store.summaries([each.id for each in due]) if due else ()
+    rows = [row_of(run, redact) for run in summaries if run is not None and run.owner is None]
     return [row for row in rows if not is_over(row.status) and row.wake_at is not None]
 
 
@@ -41,7 +41,7 @@ async def oldest_due(store: SearchStore, due: Sequence[Due], now: datetime) -> d
     since its wake time.
     """
     early = [each.id for each in due if each.wake_at <= now - _LEVEL]
-    found = await store.summaries(early) if early else ()
-    created = {run.id: run.created_at for run in found if run is not None}
-    times = (max(each.wake_at, created.get(each.id) or each.wake_at) for each in due)
+    summaries = await store.summaries(early) if early else ()
+    creation_times = {run.id: run.created_at for run in summaries if run is not None}
+    times = (max(each.wake_at, creation_times.get(each.id) or each.wake_at) for each in due)
     return min(times, default=None)

@@ -70,11 +70,11 @@ def redacted_snapshot(snapshot: Any, redact: Redact) -> Any:
         for key, record in snapshot["steps"].items()
     }
     execution = _texts(snapshot["execution"], redact, ("execution",))
-    stored = snapshot["execution"]
-    if "output" in stored:
-        execution["output"] = redact.value(stored["output"], ("output",))
-    if isinstance(stored.get("error"), dict):
-        execution["error"] = _record(stored["error"], redact, ("output",))
+    old_execution = snapshot["execution"]
+    if "output" in old_execution:
+        execution["output"] = redact.value(old_execution["output"], ("output",))
+    if isinstance(old_execution.get("error"), dict):
+        execution["error"] = _record(old_execution["error"], redact, ("output",))
     copy = {**snapshot, "steps": steps, "execution": execution}
     if isinstance(metadata := snapshot.get("metadata"), dict):
         copy["metadata"] = _texts(metadata, redact, ("metadata",))
@@ -84,13 +84,13 @@ def redacted_snapshot(snapshot: Any, redact: Redact) -> Any:
 
 
 def _record(record: Any, redact: Redact, path: Path) -> Any:
-    hidden = dict(record)
+    redacted = dict(record)
     for name in ("value", "error", "arguments"):
-        if name in hidden:
-            hidden[name] = redact.value(hidden[name], path)
-    if "cause" in hidden:
-        hidden["cause"] = _texts(hidden["cause"], redact, path)
-    return hidden
+        if name in redacted:
+            redacted[name] = redact.value(redacted[name], path)
+    if "cause" in redacted:
+        redacted["cause"] = _texts(redacted["cause"], redact, path)
+    return redacted
 
 
 def _texts(value: Any, redact: Redact, path: Path) -> Any:

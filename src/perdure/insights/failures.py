@@ -66,14 +66,14 @@ def _context_of(stack: str, redact: Redact) -> ErrorFacts | None:
 
     Only the text of the traceback shows it; the stored `cause` was raised with `from`.
     """
-    earlier, separator, _ = stack.rpartition(_CONTEXT)
+    context, separator, _ = stack.rpartition(_CONTEXT)
     if not separator:
         return None
-    lines = earlier.rpartition(_TRACEBACK)[2].splitlines()
+    lines = context.rpartition(_TRACEBACK)[2].splitlines()
     last = next((line for line in lines if line[:1].strip()), "")
     name, _, message = last.partition(": ")
-    frames = frames_of(earlier, redact)
-    deeper = _context_of(earlier, redact)
+    frames = frames_of(context, redact)
+    deeper = _context_of(context, redact)
     return ErrorFacts(name.rpartition(".")[2], redact.text(message), frames, cause=deeper)
 
 

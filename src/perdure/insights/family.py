@@ -15,7 +15,7 @@ from perdure.snapshot import Metadata, PendingWait, Snapshot
 from perdure.snapshot.tags import parent_tag
 from perdure.store import Query, SearchStore
 
-SHOWN, EXAMINED = 20, 200
+MAX_SHOWN, MAX_EXAMINED = 20, 200
 """How many children are shown, and how many are counted at most."""
 
 
@@ -33,21 +33,21 @@ class FanOut(msgspec.Struct, frozen=True):
 
 async def read_parent(store: SearchStore, metadata: Metadata) -> Parent | None:
     """Return the run that started a run, or `None` if none did."""
-    stored: Any = metadata.get("parent")
-    if not isinstance(stored, Mapping) or not isinstance(stored.get("run"), str):
+    reference: Any = metadata.get("parent")
+    if not isinstance(reference, Mapping) or not isinstance(reference.get("run"), str):
         return None
-    run_id, call = stored["run"], str(stored.get("call") or "")
+    run_id, call = reference["run"], str(reference.get("call") or "")
     (run,) = await store.summaries([run_id])
     return Parent(run_id, call) if run is None else Parent(run_id, call, run.workflow, run.status)
 
 
 async def read_children(store: SearchStore, run_id: str, redact: Redact) -> Children:
     """Return the newest children of a run."""
-    page = await store.search(Query(tags=(parent_tag(run_id),)), EXAMINED)
+    page = await store.search(Query(tags=(parent_tag(run_id),)), MAX_EXAMINED)
     counts = Counter(run.status for run in page.runs)
     is_capped = page.cursor is not None
     return Children(
-        tuple(row_of(run, redact) for run in page.runs[:SHOWN]),
+        tuple(row_of(run, redact) for run in page.runs[:MAX_SHOWN]),
         {status: Tally(number, is_capped) for status, number in counts.most_common()},
     )
 

@@ -47,9 +47,12 @@ _LIVE: tuple[RunStatus, ...] = ("queued", "running", "suspended", "waiting", "pa
 
 async def workers(store: SearchStore, now: datetime) -> tuple[WorkerRow, ...]:
     """Return the live workers, then those that were lost within the last day."""
-    live, gone = await asyncio.gather(read_workers(store), lost(store, now))
+    live, lost_workers = await asyncio.gather(read_workers(store), read_lost_workers(store, now))
     ids = {worker.id for worker in live}
-    return (*map(worker_row, live), *(_lost_row(each) for each in gone if each.worker not in ids))
+    return (
+        *map(worker_row, live),
+        *(_lost_row(each) for each in lost_workers if each.worker not in ids),
+    )
 
 
 async def worker(store: SearchStore, id: str, now: datetime) -> WorkerRow | None:
@@ -57,21 +60,21 @@ async def worker(store: SearchStore, id: str, now: datetime) -> WorkerRow | None
     return next((each for each in await workers(store, now) if each.id == id), None)
 
 
-async def lost(store: SearchStore, now: datetime) -> list[Throughput]:
+async def read_lost_workers(store: SearchStore, now: datetime) -> list[Throughput]:
     """Return the latest documents of workers of the last day that did not stop cleanly.
 
     This includes live workers.
     """
     since = now - LOST_FOR
-    found = await read_last_throughput(store, since)
-    return [each for each in found if not each.stopped and each.seen_at >= since]
+    documents = await read_last_throughput(store, since)
+    return [each for each in documents if not each.stopped and each.seen_at >= since]
 
 
 async def owners(store: SearchStore, now: datetime) -> dict[str, frozenset[str]]:
     """Return the owner ids of the live and the lost workers."""
-    live, gone = await asyncio.gather(read_workers(store), lost(store, now))
-    known = {each.worker: frozenset([each.owner]) for each in gone if each.owner}
-    return {**known, **{each.id: frozenset(each.owners) for each in live}}
+    live, lost_workers = await asyncio.gather(read_workers(store), read_lost_workers(store, now))
+    owner_ids = {each.worker: frozenset([each.owner]) for each in lost_workers if each.owner}
+    return {**owner_ids, **{each.id: frozenset(each.owners) for each in live}}
 
 
 async def workflows(store: SearchStore, redact: Redact, now: datetime) -> tuple[WorkflowRow, ...]:
@@ -105,7 +108,7 @@ async def _rows(
         read_throughput(store, now - MEASURED),
         _versions(store, query),
     )
-    kept = await spans_by_workflow(store)
+    spans = await spans_by_workflow(store)
     by_workflow, capped = versions
     names = {each.workflow for each in counts if each.workflow}
     names.update(each.workflow for each in definitions)
@@ -123,7 +126,7 @@ async def _rows(
             durations=_durations(throughput, name),
             steps=_steps(throughput, name),
             definitions=_definitions(definitions, name),
-            kept_for=kept.get(name, {}),
+            kept_for=spans.get(name, {}),
         )
         for name in sorted(names)
     )
@@ -135,13 +138,13 @@ async def _versions(store: SearchStore, query: Query) -> tuple[dict[str, dict[in
     versions: dict[str, Counter[int]] = {}
     for run in page.runs:
         versions.setdefault(run.workflow or "", Counter())[run.version] += 1
-    by_workflow = {name: dict(sorted(counted.items())) for name, counted in versions.items()}
+    by_workflow = {name: dict(sorted(counts.items())) for name, counts in versions.items()}
     return by_workflow, page.cursor is not None
 
 
 def _counts(counts: Iterable[Count], name: str) -> dict[str, Tally]:
-    found = (each for each in counts if each.workflow == name)
-    return {each.status: Tally(each.count, each.capped) for each in found}
+    counts_of_name = (each for each in counts if each.workflow == name)
+    return {each.status: Tally(each.count, each.capped) for each in counts_of_name}
 
 
 def _workers_of(live: Iterable[WorkerPresence], name: str) -> tuple[str, ...]:
@@ -172,22 +175,22 @@ def _facts_of(definition: DefinitionDocument) -> DefinitionFacts:
 
 
 def _durations(throughput: Iterable[Throughput], name: str) -> Percentiles | None:
-    found = [each.workflows[name].durations for each in throughput if name in each.workflows]
-    return percentiles(found) if found else None
+    durations = [each.workflows[name].durations for each in throughput if name in each.workflows]
+    return percentiles(durations) if durations else None
 
 
 def _steps(throughput: Iterable[Throughput], name: str) -> dict[str, Percentiles]:
-    found: dict[str, list[Sequence[int]]] = {}
+    durations: dict[str, list[Sequence[int]]] = {}
     for each in throughput:
         if name in each.workflows:
             for step, classes in each.workflows[name].steps.items():
-                found.setdefault(step, []).append(classes)
-    return {step: percentiles(classes) for step, classes in sorted(found.items())}
+                durations.setdefault(step, []).append(classes)
+    return {step: percentiles(classes) for step, classes in sorted(durations.items())}
 
 
-def percentiles(found: Iterable[Sequence[int]]) -> Percentiles:
+def percentiles(durations: Iterable[Sequence[int]]) -> Percentiles:
     """Return the percentiles of several counted durations together."""
-    classes = total(found)
+    classes = total(durations)
     p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
     return Percentiles(sum(classes), p50, p95, p99)
 

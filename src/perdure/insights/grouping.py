@@ -40,9 +40,9 @@ async def error_groups(
     for run in runs:
         row = row_of(run, redact)
         groups.setdefault(_key(row), []).append(row)
-    found = [_group(key, rows, since, now) for key, rows in groups.items()]
-    found.sort(key=lambda group: (-group.count, -group.last_at.timestamp()))
-    return ErrorGroups(tuple(found), len(runs), is_complete)
+    error_groups = [_group(key, rows, since, now) for key, rows in groups.items()]
+    error_groups.sort(key=lambda group: (-group.count, -group.last_at.timestamp()))
+    return ErrorGroups(tuple(error_groups), len(runs), is_complete)
 
 
 async def _failures(store: SearchStore, since: datetime) -> tuple[list[RunSummary], bool]:

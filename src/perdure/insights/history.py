@@ -37,7 +37,7 @@ async def history(store: SearchStore, window: Duration, now: datetime) -> Worker
             n = (each.hour + minute.minute * _MINUTE - start) // step
             if 0 <= n < len(points):
                 points[n].add(minute)
-    by_name = {name: percentiles(found) for name, found in sorted(durations.items())}
+    by_name = {name: percentiles(counts) for name, counts in sorted(durations.items())}
     return WorkerHistory(tuple(point.row() for point in points), step, by_name)
 
 

@@ -28,6 +28,7 @@ from perdure.insights import (
 from perdure.insights.acts import ActSearch
 from perdure.insights.changes import Changes, Reading
 from perdure.insights.completion import Candidate
+from perdure.insights.dependencies import read_dependencies
 from perdure.insights.family import read_children, read_parent
 from perdure.insights.model import (
     ActsPage,
@@ -54,7 +55,6 @@ from perdure.insights.model import (
     WorkerRow,
     WorkflowRow,
 )
-from perdure.insights.outside import read_outside
 from perdure.insights.query import ParsedQuery, parse_query
 from perdure.insights.redaction import DEFAULT_REDACTION, Redact
 from perdure.insights.rows import row_of
@@ -126,9 +126,11 @@ class Insights:
         bounded; the page says how far it looked.
         """
         check_int(limit, "limit")
-        parsed = query if isinstance(query, ParsedQuery) else self.parse(await self.expand(query))
-        owners = await self._owners() if any(term.field == "owner" for term in parsed.terms) else {}
-        search = Search(self._store, parsed, self._redact, self._clock, owners)
+        if not isinstance(query, ParsedQuery):
+            query = self.parse(await self.expand(query))
+        has_owner = any(term.field == "owner" for term in query.terms)
+        owners = await self._owners() if has_owner else {}
+        search = Search(self._store, query, self._redact, self._clock, owners)
         return await search.page(limit, after)
 
     async def views(self) -> tuple[SavedView, ...]:
@@ -141,8 +143,8 @@ class Insights:
 
     async def revisions(self, run_ids: Sequence[str]) -> dict[str, str]:
         """Return the revision of each existing run, which changes whenever the run does."""
-        found = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
-        return {run.id: run.revision for run in found if run is not None}
+        summaries = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
+        return {run.id: run.revision for run in summaries if run is not None}
 
     async def run(self, run_id: str) -> RunFacts:
         """Return everything about a run except its steps, or raise `RunNotFound`."""
@@ -247,8 +249,8 @@ class Insights:
         row = await fleet.worker(self._store, check_id(id), self._clock.now())
         if row is None or row.state != "lost":
             return row
-        owned = await self.runs(f"status:running {Term('owner', (id,))}")
-        return replace(row, owned=owned.runs)
+        owned_runs = await self.runs(f"status:running {Term('owner', (id,))}")
+        return replace(row, owned=owned_runs.runs)
 
     async def workflows(self) -> tuple[WorkflowRow, ...]:
         """Return the workflows that have runs, that a worker knows or that are paused."""
@@ -312,8 +314,8 @@ class Insights:
     async def _state(self, run_id: str) -> RunState:
         check_id(run_id, "run_id")
         state = await read_state(self._store, self._snapshots, run_id, self._redact, self._clock)
-        outside = await read_outside(self._store, self._snapshots, state, self._clock)
-        return replace(state, outside=outside)
+        dependencies = await read_dependencies(self._store, self._snapshots, state, self._clock)
+        return replace(state, dependencies=dependencies)
 
     async def _snapshot(self, run_id: str) -> Snapshot:
         (run,) = await self._store.summaries([check_id(run_id, "run_id")])

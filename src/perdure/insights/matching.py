@@ -61,10 +61,10 @@ def matches_payload(payload: Json, terms: Sequence[Term], redact: Redact) -> boo
 
 def _matches_at(payload: Json, term: Term, redact: Redact) -> bool:
     try:
-        stored = untagged(lookup(payload, term.path, redact))
+        value = untagged(lookup(payload, term.path, redact))
     except LookupError:
         return False
-    return _compares(stored, term.operator, term.values[0])
+    return _compares(value, term.operator, term.values[0])
 
 
 def untagged(value: Json) -> Json:
@@ -76,12 +76,12 @@ def untagged(value: Json) -> Json:
     return value
 
 
-def _compares(stored: Json, operator: Operator, wanted: str) -> bool:
-    left, right = _number(stored), _number(wanted)
+def _compares(value: Json, operator: Operator, operand: str) -> bool:
+    left, right = _number(value), _number(operand)
     if left is not None and right is not None:
         return _COMPARE[operator](left, right)
-    text = _scalar_text(stored)
-    return text is not None and _COMPARE[operator](text, wanted)
+    text = _scalar_text(value)
+    return text is not None and _COMPARE[operator](text, operand)
 
 
 def _number(value: Json) -> Decimal | None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from perdure.insights.attention import long_waits, lost, paused, without_worker
+from perdure.insights.attention import long_waits, lost_workers, paused, without_worker
 from perdure.insights.due import due_runs, oldest_due, rows_of
 from perdure.insights.model import Overview, Tally, WorkerRow
 from perdure.insights.redaction import Redact
@@ -34,7 +34,7 @@ async def overview(
     switches: Switches,
 ) -> Overview:
     """Return counts, the latest ends and failures, and what needs attention."""
-    live, ended, due, failures, waits, last_day = await asyncio.gather(
+    live, ended_runs, due, failures, waits, last_day = await asyncio.gather(
         store.counts(Query(statuses=_LIVE), CAP),
         store.counts(Query(statuses=_ENDED), CAP_OF_ENDED),
         due_runs(store, now, DUE),
@@ -42,13 +42,13 @@ async def overview(
         store.search(Query(statuses=("waiting",), until=now - _DAY), LONG_WAITS),
         _ended_since(store, now - _DAY),
     )
-    tallies = tally([*live, *ended])
+    tallies = tally([*live, *ended_runs])
     rows = await rows_of(store, due, redact)
     attention = [
         *without_worker(rows, len(due) == DUE, presences, switches.paused),
         *long_waits(waits.runs, waits.cursor is not None),
         *paused(tallies.get("paused"), switches),
-        *lost(workers),
+        *lost_workers(workers),
     ]
     return Overview(
         now=now,
@@ -67,8 +67,8 @@ def tally(counts: Iterable[Count]) -> dict[str, Tally]:
     """Return the number of runs by status, over all workflows."""
     totals: dict[str, Tally] = {}
     for each in counts:
-        known = totals.get(each.status, Tally(0))
-        totals[each.status] = Tally(known.count + each.count, known.capped or each.capped)
+        total = totals.get(each.status, Tally(0))
+        totals[each.status] = Tally(total.count + each.count, total.capped or each.capped)
     return totals
 
 
@@ -77,5 +77,7 @@ async def _ended_since(store: SearchStore, since: datetime) -> dict[str, Tally]:
     pages = await asyncio.gather(
         *(store.search(Query(statuses=(status,), since=since), LAST_DAY) for status in _ENDED)
     )
-    found = zip(_ENDED, pages, strict=True)
-    return {status: Tally(len(page.runs), page.cursor is not None) for status, page in found}
+    pages_by_status = zip(_ENDED, pages, strict=True)
+    return {
+        status: Tally(len(page.runs), page.cursor is not None) for status, page in pages_by_status
+    }

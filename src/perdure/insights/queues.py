@@ -43,7 +43,7 @@ async def queues(store: SearchStore, redact: Redact, now: datetime) -> tuple[Que
     names.update(limit.name for limit in declared if limit.of != "steps")
     counter = _Counter(store, now, leased, due)
     rows = await asyncio.gather(*(counter.row(name) for name in sorted(names)))
-    return tuple(_described(row, switches, redact, declared) for row in rows)
+    return tuple(_describe(row, switches, redact, declared) for row in rows)
 
 
 async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
@@ -53,7 +53,7 @@ async def _with_due_runs(store: Store, now: datetime) -> Sequence[str]:
 async def limits(store: SearchStore, now: datetime) -> tuple[LimitRow, ...]:
     """Return the limits that live workers declare, by name."""
     workers, switches = await asyncio.gather(read_workers(store), read_switches(store))
-    rows = (_limit(store, now, limit, switches) for limit in _declared(workers))
+    rows = (_limit(store, now, limit, switches) for limit in _declared_limits(workers))
     return tuple(sorted(await asyncio.gather(*rows), key=lambda row: (row.name, row.of)))
 
 
@@ -66,9 +66,9 @@ async def limits_for(
 ) -> Sequence[LimitRow]:
     """Return the limits that apply to a run in a queue, whose name may include a key."""
     name, key = split_queue(queue)
-    own = [limit for limit in _declared(workers) if _is_of(limit, name)]
-    found = [limit for limit in own if key is not None or not limit.name.endswith("/*")]
-    return await asyncio.gather(*(_limit(store, now, limit, switches, queue) for limit in found))
+    own = [limit for limit in _declared_limits(workers) if _is_of(limit, name)]
+    limits = [limit for limit in own if key is not None or not limit.name.endswith("/*")]
+    return await asyncio.gather(*(_limit(store, now, limit, switches, queue) for limit in limits))
 
 
 async def runs_ahead(store: SearchStore, now: datetime, queue: str, run_id: str) -> Tally:
@@ -76,11 +76,11 @@ async def runs_ahead(store: SearchStore, now: datetime, queue: str, run_id: str)
     if not can_queue(store):
         return Tally(0)
     due = await store.due(now, EXAMINED, queues={queue: EXAMINED})
-    ahead = list(takewhile(lambda each: each.id != run_id, due))
-    return Tally(len(ahead), len(ahead) == EXAMINED)
+    earlier_runs = list(takewhile(lambda each: each.id != run_id, due))
+    return Tally(len(earlier_runs), len(earlier_runs) == EXAMINED)
 
 
-def _declared(workers: Iterable[WorkerPresence]) -> Iterable[DeclaredLimit]:
+def _declared_limits(workers: Iterable[WorkerPresence]) -> Iterable[DeclaredLimit]:
     # The most recently started worker is the newest deployment.
     newest = sorted(workers, key=lambda worker: worker.started_at)
     return {limit.name: limit for worker in newest for limit in worker.limits}.values()
@@ -105,8 +105,8 @@ async def _limit(
     if of.startswith("key_") and queue is not None:
         permits = f"{declared.name.partition(':')[0]}:{queue}"
     is_known = not permits.endswith("/*")
-    used = await _used(store, now, PermitLimit(permits, n)) if is_known else None
-    return LimitRow(name, of, n, declared.n, declared.per, used)
+    units = await _units_in_use(store, now, PermitLimit(permits, n)) if is_known else None
+    return LimitRow(name, of, n, declared.n, declared.per, units)
 
 
 def _split(limit: str) -> tuple[str, LimitOf]:
@@ -116,12 +116,12 @@ def _split(limit: str) -> tuple[str, LimitOf]:
     return name, next(kind for kind in kinds if limit_name(name, kind) == limit)
 
 
-async def _used(store: SearchStore, now: datetime, limit: PermitLimit) -> int:
+async def _units_in_use(store: SearchStore, now: datetime, limit: PermitLimit) -> int:
     """Return how many units are in use: those of leased permits."""
     # Permits are created on first use, so a missing permit is not in use.
     permits = await store.summaries(limit.ids())
-    taken = [each for each in permits if each is not None and _is_leased(each, now)]
-    return limit.unit * len(taken)
+    leased_permits = [each for each in permits if each is not None and _is_leased(each, now)]
+    return limit.unit * len(leased_permits)
 
 
 def _is_leased(run: RunSummary, now: datetime) -> bool:
@@ -161,13 +161,13 @@ class _Counter:
         store = self._store
         if not can_schedule(store) or not keys:
             return 0, None, False
-        wanted = dict.fromkeys(keys, EXAMINED) if keys != [""] else None
-        due = await store.due(self._now, EXAMINED, queues=wanted)
+        quotas = dict.fromkeys(keys, EXAMINED) if keys != [""] else None
+        due = await store.due(self._now, EXAMINED, queues=quotas)
         oldest = await oldest_due(self._store, due, self._now)
         return len(due), oldest, len(due) == EXAMINED
 
 
-def _described(
+def _describe(
     row: QueueRow, switches: Switches, redact: Redact, declared: Iterable[LimitRow]
 ) -> QueueRow:
     switch = switches.queues.get(row.name)

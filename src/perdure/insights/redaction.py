@@ -165,11 +165,11 @@ def _words(name: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _has_name(names: tuple[tuple[str, ...], ...], key: str, is_number: bool) -> bool:
     words = _words(key)
-    joined = "".join(words)
+    spelling = "".join(words)
     # "tokens" may be a list of secrets, but a number is just a count.
-    plural = joined if is_number else joined.removesuffix("s")
+    plural = spelling if is_number else spelling.removesuffix("s")
     return any(
-        _contains(words, name) or joined.endswith("".join(name)) or plural.endswith("".join(name))
+        _contains(words, name) or spelling.endswith("".join(name)) or plural.endswith("".join(name))
         for name in names
     )
 

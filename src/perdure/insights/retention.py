@@ -14,14 +14,18 @@ COUNTED = 100_000
 
 async def retention(store: SearchStore, clock: Clock, workflow: str | None = None) -> Retention:
     """Return the policies that workers follow, and how many runs each would remove now."""
-    given = read_input(await store.load(MAINTENANCE))
-    policies = spans_of(given.policies)
-    chosen = {name: policies[name] for name in policies if workflow in (None, name)}
+    policies_input = read_input(await store.load(MAINTENANCE))
+    policies = spans_of(policies_input.policies)
+    selected_policies = {name: policies[name] for name in policies if workflow in (None, name)}
     rows = [
-        _row(kind, given.policies[kind.workflow].version, await _removable(store, clock, kind))
-        for kind in kinds_of(chosen)
+        _row(
+            kind,
+            policies_input.policies[kind.workflow].version,
+            await _removable(store, clock, kind),
+        )
+        for kind in kinds_of(selected_policies)
     ]
-    return Retention(tuple(rows), given.looked_at, given.removed)
+    return Retention(tuple(rows), policies_input.looked_at, policies_input.removed)
 
 
 def _row(kind: Kind, version: int, removable: Tally | None) -> RetentionRow:
@@ -40,5 +44,5 @@ async def spans_by_workflow(store: Store) -> dict[str, dict[str, timedelta]]:
 async def _removable(store: SearchStore, clock: Clock, kind: Kind) -> Tally | None:
     if not can_maintain(store):
         return None
-    found = await Pruner(store, clock, {}, clock.now()).count_kind(kind, COUNTED)
-    return Tally(found, found == COUNTED)
+    count = await Pruner(store, clock, {}, clock.now()).count_kind(kind, COUNTED)
+    return Tally(count, count == COUNTED)

@@ -9,7 +9,7 @@ from perdure.insights.words import count_words
 from perdure.snapshot import Snapshot, is_over, rest_status
 from perdure.snapshot.rollback import failures_in, owed_in, rollback_of
 
-_UNKNOWN = "its function no longer says how"
+_UNKNOWN = "its code no longer has an undo for it"
 
 
 def rollback_facts(snapshot: Snapshot, redact: Redact) -> RollbackFacts | None:
@@ -48,9 +48,9 @@ def describe_failed_rollback(rollback: RollbackFacts) -> str:
     """Return sentences about a run some of whose steps could not be undone."""
     key, reason = next(iter(rollback.not_undone.items()))
     others = len(rollback.not_undone) - 1
-    more = f", and {count_words(others, 'other step')}" if others else ""
+    rest = f", and {count_words(others, 'other step')}" if others else ""
     return (
-        f"Rollback failed: step {quote(key)} could not be undone ({reason}){more}. The run was "
+        f"Rollback failed: step {quote(key)} could not be undone ({reason}){rest}. The run was "
         f"rolled back after {rollback.error}. Retry the run to continue the rollback."
     )
 

@@ -21,8 +21,8 @@ MOST = 500
 async def schedules(store: SearchStore, redact: Redact) -> tuple[ScheduleRow, ...]:
     """Return up to `MOST` schedules, by name."""
     prefix = schedule_id("")
-    listed = await store.list(prefix=prefix, limit=MOST)
-    names = [run.id.removeprefix(prefix) for run in listed]
+    summaries = await store.list(prefix=prefix, limit=MOST)
+    names = [run.id.removeprefix(prefix) for run in summaries]
     rows = await asyncio.gather(*(schedule(store, name, redact) for name in names))
     return tuple(sorted((row for row in rows if row is not None), key=lambda row: row.name))
 
@@ -31,17 +31,17 @@ async def schedule(store: SearchStore, name: str, redact: Redact) -> ScheduleRow
     """Return a schedule, or `None` if it is missing or cannot be read."""
     try:
         snapshot = await store.load(schedule_id(name))
-        given = None if snapshot is None else given_in(snapshot)
-        if snapshot is None or given is None:
+        schedule_input = None if snapshot is None else read_schedule_input(snapshot)
+        if snapshot is None or schedule_input is None:
             return None
-        info = info_of(snapshot, given, await _open_runs(store, name, given))
+        info = info_of(snapshot, schedule_input, await _open_runs(store, name, schedule_input))
     except PerdureError:
         # An unreadable schedule must not hide the others.
         return None
-    return _row(info, given, redact)
+    return _row(info, schedule_input, redact)
 
 
-def given_in(snapshot: Snapshot) -> ScheduleInput | None:
+def read_schedule_input(snapshot: Snapshot) -> ScheduleInput | None:
     """Return the input and state of a schedule's run, or `None` if it cannot be read."""
     try:
         return read_input((snapshot.get("metadata") or {}).get("input"))
@@ -49,14 +49,14 @@ def given_in(snapshot: Snapshot) -> ScheduleInput | None:
         return None
 
 
-async def _open_runs(store: SearchStore, name: str, given: ScheduleInput) -> list[str]:
-    ids = [run_id_at(name, time) for time in given.state.open]
-    found = await store.summaries(ids) if ids else ()
-    return [run.id for run in found if run is not None and not is_over(run.status)]
+async def _open_runs(store: SearchStore, name: str, schedule_input: ScheduleInput) -> list[str]:
+    ids = [run_id_at(name, time) for time in schedule_input.state.open]
+    summaries = await store.summaries(ids) if ids else ()
+    return [run.id for run in summaries if run is not None and not is_over(run.status)]
 
 
-def _row(info: ScheduleInfo, given: ScheduleInput, redact: Redact) -> ScheduleRow:
-    spec, timing = given.spec, given.spec.timing
+def _row(info: ScheduleInfo, schedule_input: ScheduleInput, redact: Redact) -> ScheduleRow:
+    spec, timing = schedule_input.spec, schedule_input.spec.timing
     return ScheduleRow(
         name=info.name,
         workflow=info.workflow,

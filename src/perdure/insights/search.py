@@ -54,7 +54,7 @@ class Search:
         if _asks_for_secrets(self._query, self._redact):
             return RunsPage(())
         if not self._filters:
-            return self._whole(await self._store.search(self._query.index, limit, after=after))
+            return self._full_page(await self._store.search(self._query.index, limit, after=after))
         end = self._clock.monotonic() + TIME
         self._cursor = after
         while True:
@@ -67,7 +67,7 @@ class Search:
             if self._examined >= EXAMINED or self._clock.monotonic() >= end:
                 return RunsPage(tuple(self._rows), self._cursor, self._examined, self._last)
 
-    def _whole(self, page: Page) -> RunsPage:
+    def _full_page(self, page: Page) -> RunsPage:
         rows = tuple(row_of(run, self._redact) for run in page.runs)
         return RunsPage(rows, page.cursor, len(rows), page.searched_until)
 
@@ -95,10 +95,12 @@ class Search:
 
     async def _matching(self, runs: Sequence[RunSummary]) -> list[RunRow | None]:
         rows = [row_of(run, self._redact) for run in runs]
-        found = [row if matches_header(row, self._filters, self._owners) else None for row in rows]
+        candidates = [
+            row if matches_header(row, self._filters, self._owners) else None for row in rows
+        ]
         if not self._needs_payload:
-            return found
-        return list(await asyncio.gather(*map(self._with_payload, found)))
+            return candidates
+        return list(await asyncio.gather(*map(self._with_payload, candidates)))
 
     async def _with_payload(self, row: RunRow | None) -> RunRow | None:
         if row is None:

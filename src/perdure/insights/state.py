@@ -37,21 +37,21 @@ INBOX = 100
 LOST_FOR = timedelta(days=1)
 """How long a worker that disappeared is remembered."""
 
-_KEPT, _LARGEST, _BRIEFLY = 4, 8 * 1024 * 1024, 1.0
+_MAX_CACHED, _LARGEST, _BRIEFLY = 4, 8 * 1024 * 1024, 1.0
 
 
-class Outside(msgspec.Struct, frozen=True):
+class Dependencies(msgspec.Struct, frozen=True):
     """What a run waits for outside itself.
 
     `child` is a run whose end it waits for, `ended` is how many of the runs that it started with
     `step.map_runs` are over. If the run is due, `limits` are the limits of its queue and key, and
-    `ahead` counts the runs of its key that start before it.
+    `runs_ahead` counts the runs of its key that start before it.
     """
 
     child: "RunState | None" = None
     ended: Tally | None = None
     limits: Sequence[LimitRow] = ()
-    ahead: Tally | None = None
+    runs_ahead: Tally | None = None
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class RunState(msgspec.Struct, frozen=True):
     switches: Switches = Switches()
     report: Mapping[str, Any] | None = None
     is_lost: bool = False
-    outside: Outside = Outside()
+    dependencies: Dependencies = Dependencies()
 
     @property
     def owner(self) -> WorkerPresence | None:
@@ -93,24 +93,24 @@ class Snapshots:
 
     def __init__(self, store: SearchStore) -> None:
         self._store = store
-        self._kept: dict[str, tuple[str, Snapshot]] = {}
+        self._cache: dict[str, tuple[str, Snapshot]] = {}
 
     async def load(self, run: RunSummary, size: int) -> Snapshot:
         """Return the snapshot of a run that has this summary, or a newer one."""
-        revision, snapshot = self._kept.get(run.id, ("", None))
+        revision, snapshot = self._cache.get(run.id, ("", None))
         if snapshot is not None and revision == run.revision:
             return snapshot
         snapshot = await self._store.load(run.id)
         if snapshot is None:
             raise RunNotFound(run.id)
-        self._kept.pop(run.id, None)
-        self._kept[run.id] = (run.revision, snapshot)
+        self._cache.pop(run.id, None)
+        self._cache[run.id] = (run.revision, snapshot)
         if size > _LARGEST:
             # Cached only briefly: a page reads a snapshot three times, but it must not fill the
             # memory.
-            asyncio.get_running_loop().call_later(_BRIEFLY, self._kept.pop, run.id, None)
-        while len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]
+            asyncio.get_running_loop().call_later(_BRIEFLY, self._cache.pop, run.id, None)
+        while len(self._cache) > _MAX_CACHED:
+            del self._cache[next(iter(self._cache))]
         return snapshot
 
 
@@ -150,8 +150,8 @@ async def _is_lost(
     """
     if row.owner is None or any(row.owner in worker.owners for worker in workers):
         return False
-    gone = await read_last_throughput(store, now - LOST_FOR)
-    return any(each.owner == row.owner and not each.stopped for each in gone)
+    throughput = await read_last_throughput(store, now - LOST_FOR)
+    return any(each.owner == row.owner and not each.stopped for each in throughput)
 
 
 def in_flight_of(worker: WorkerPresence, run_id: str | None = None) -> tuple[InFlight, ...]:

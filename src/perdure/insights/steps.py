@@ -27,10 +27,10 @@ def steps_page(
     """Return records in order, after the record with the key `after`."""
     keys = list(snapshot["steps"])
     first = 0 if after is None else _position(keys, after) + 1
-    shown = keys[first : first + limit]
-    rows = tuple(step_row(key, snapshot["steps"][key], redact) for key in shown)
+    page = keys[first : first + limit]
+    rows = tuple(step_row(key, snapshot["steps"][key], redact) for key in page)
     is_last = first + limit >= len(keys)
-    return StepsPage(rows, len(keys), None if is_last or not shown else shown[-1])
+    return StepsPage(rows, len(keys), None if is_last or not page else page[-1])
 
 
 def step_detail(snapshot: Snapshot, key: str, redact: Redact) -> StepDetail:
@@ -101,27 +101,27 @@ def step_path(key: str, record: Mapping[str, Any]) -> Path:
 class _Group:
     """The records with one name and kind, counted while they are read, as there may be many."""
 
-    __slots__ = ("count", "failed", "first", "last", "took")
+    __slots__ = ("count", "durations", "failed", "first", "last")
 
     def __init__(self) -> None:
         self.count = self.failed = 0
         self.first: datetime | None = None
         self.last: datetime | None = None
-        self.took: list[float] = []
+        self.durations: list[float] = []
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.count += 1
         self.failed += not record["ok"]
-        took = record.get("durationMs")
-        if took is not None:
-            self.took.append(took)
-        if (ended := read_time(record.get("at"))) is None:
+        milliseconds = record.get("durationMs")
+        if milliseconds is not None:
+            self.durations.append(milliseconds)
+        if (ended_at := read_time(record.get("at"))) is None:
             return
-        started = ended - timedelta(milliseconds=took or 0)
-        if self.first is None or started < self.first:
-            self.first = started
-        if self.last is None or ended > self.last:
-            self.last = ended
+        started_at = ended_at - timedelta(milliseconds=milliseconds or 0)
+        if self.first is None or started_at < self.first:
+            self.first = started_at
+        if self.last is None or ended_at > self.last:
+            self.last = ended_at
 
 
 def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
@@ -132,10 +132,10 @@ def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
         if (group := groups.get(name)) is None:
             group = groups[name] = _Group()
         group.add(record)
-    return tuple(_folded(name, kind, group) for (name, kind), group in groups.items())
+    return tuple(_step_group(name, kind, group) for (name, kind), group in groups.items())
 
 
-def _folded(name: str, kind: str, group: _Group) -> StepGroup:
+def _step_group(name: str, kind: str, group: _Group) -> StepGroup:
     return StepGroup(
         name=label_of(name),
         kind=kind,
@@ -143,13 +143,13 @@ def _folded(name: str, kind: str, group: _Group) -> StepGroup:
         failed=group.failed,
         first_started_at=group.first,
         last_ended_at=group.last,
-        p50=timedelta(milliseconds=median_low(group.took)) if group.took else None,
+        p50=timedelta(milliseconds=median_low(group.durations)) if group.durations else None,
     )
 
 
 def _duration(record: Mapping[str, Any]) -> timedelta | None:
-    took = record.get("durationMs")
-    return None if took is None else timedelta(milliseconds=took)
+    milliseconds = record.get("durationMs")
+    return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
 def _position(keys: list[str], key: str) -> int:

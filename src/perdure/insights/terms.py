@@ -152,7 +152,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 def _term(token: _Token, fields: Mapping[str, Field], text: str) -> Term:
     name, rest = _split_name(token, fields)
     if rest is None:
-        return Term("", (_checked(_text(token.chars), check_id, "id", token, text),))
+        return Term("", (_check_value(_text(token.chars), check_id, "id", token, text),))
     field, *path = (_text(part) for part in _split(name, "."))
     if field not in fields and _GENERATED.fullmatch(_text(rest)):
         return Term("", (_text(token.chars),))
@@ -163,11 +163,11 @@ def _term(token: _Token, fields: Mapping[str, Field], text: str) -> Term:
         raise InvalidQuery(problem, text, token.start)
     operator, values = _values(rest, fields[field])
     for value in values:
-        _checked(value, fields[field].check, field, token, text)
+        _check_value(value, fields[field].check, field, token, text)
     return Term(field, values, operator, tuple(path))
 
 
-def _checked(
+def _check_value(
     value: str, check: Callable[[str], object], name: str, token: _Token, query: str
 ) -> str:
     try:
@@ -205,10 +205,10 @@ def _values(rest: Sequence[_Char], field: Field) -> tuple[Operator, tuple[str, .
 
 
 def _unknown_field(name: str, fields: Mapping[str, Field], token: _Token) -> str:
-    known = ", ".join(f"{each}.…" if field.has_path else each for each, field in fields.items())
+    names = ", ".join(f"{each}.…" if field.has_path else each for each, field in fields.items())
     guess = closest(name, list(fields)) or "."
     quote = quoted(_text(token.chars))
-    return f"unknown field {name!r}{guess} Fields: {known}. An id with a colon is quoted: {quote}"
+    return f"unknown field {name!r}{guess} Fields: {names}. An id with a colon is quoted: {quote}"
 
 
 def _split(chars: Sequence[_Char], separator: str) -> list[Sequence[_Char]]:

@@ -39,15 +39,15 @@ class Scale:
     """Maps times to percent; idle time is collapsed where it is long."""
 
     def __init__(self, begin: datetime, end: datetime, busy: Iterable[Span]) -> None:
-        merged = merge_spans(busy)
-        total = sum((last - first for first, last in merged), timedelta(0)) or end - begin
+        spans = merge_spans(busy)
+        total = sum((last - first for first, last in spans), timedelta(0)) or end - begin
         total = max(total, _MOMENT)
         self.begin = begin
         self._times = [begin]
         self._units = [0.0]
         self._idle: list[tuple[int, timedelta]] = []
         at = begin
-        for first, last in [*merged, (end, end)]:
+        for first, last in [*spans, (end, end)]:
             self._add_idle(first - at, total)
             self._add(last - first, last - first)
             at = max(at, last)
@@ -59,10 +59,10 @@ class Scale:
         else:
             self._add(length, length)
 
-    def _add(self, length: timedelta, drawn: timedelta) -> None:
+    def _add(self, length: timedelta, drawn_length: timedelta) -> None:
         if length > timedelta(0):
             self._times.append(self._times[-1] + length)
-            self._units.append(self._units[-1] + drawn / _MOMENT)
+            self._units.append(self._units[-1] + drawn_length / _MOMENT)
 
     def x(self, at: datetime) -> float:
         """Return the position of a time, between 0 and 100."""
@@ -89,13 +89,13 @@ class Scale:
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return the union of spans, in order."""
-    merged: list[Span] = []
+    union: list[Span] = []
     for first, last in sorted(spans):
-        if merged and first <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        if union and first <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], last))
         else:
-            merged.append((first, max(first, last)))
-    return merged
+            union.append((first, max(first, last)))
+    return union
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datet
     begin, last = min(times, default=now), max(times, default=now)
     end = max(now, last) if waits or flying else last
     scale = Scale(begin, end, busy)
-    bars = [_recorded(step, scale) for step in steps]
+    bars = [_recorded_bar(step, scale) for step in steps]
     bars += [_in_flight(each, scale) for each in flying]
     bars += [_waiting(each, scale, last) for each in waits]
     return Timeline(begin, end, scale.gaps, _by_branch(bars))
@@ -164,7 +164,7 @@ def _span(step: StepRow) -> Span:
     return step.started_at, step.ended_at or step.started_at
 
 
-def _recorded(step: StepRow, scale: Scale) -> Bar:
+def _recorded_bar(step: StepRow, scale: Scale) -> Bar:
     begin = scale.x(step.started_at) if step.started_at else 0.0
     x, width = _visible(begin, scale.x(step.ended_at) if step.ended_at else begin)
     look: Look = "failed" if not step.ok else "wait" if step.kind in _WAITS else "ok"
@@ -197,5 +197,5 @@ def _by_branch(bars: Iterable[Bar]) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
     groups: dict[str, list[Bar]] = {}
     for bar in bars:
         groups.setdefault(bar.branch, []).append(bar)
-    ordered = sorted(groups.items(), key=lambda group: min(bar.x for bar in group[1]))
-    return tuple((branch, tuple(group)) for branch, group in ordered)
+    sorted_groups = sorted(groups.items(), key=lambda group: min(bar.x for bar in group[1]))
+    return tuple((branch, tuple(group)) for branch, group in sorted_groups)

@@ -46,14 +46,14 @@ async def expand(store: SearchStore, query: str) -> str:
     terms = parse_terms(query, {**FIELDS, "view": Field("view:stuck", check_view, repeats=True)})
     if not any(term.field == "view" for term in terms):
         return query
-    saved = {view.name: view.query for view in await read_views(store)}
-    return " ".join(_expanded(term, saved, query) for term in terms)
+    queries = {view.name: view.query for view in await read_views(store)}
+    return " ".join(_expand_term(term, queries, query) for term in terms)
 
 
-def _expanded(term: Term, saved: dict[str, str], query: str) -> str:
+def _expand_term(term: Term, queries: dict[str, str], query: str) -> str:
     if term.field != "view":
         return str(term)
     name = term.values[0]
-    if name not in saved:
+    if name not in queries:
         raise InvalidQuery(f"there is no view {name!r}", query, query.find(name))
-    return saved[name]
+    return queries[name]

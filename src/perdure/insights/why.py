@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from perdure.insights import held
+from perdure.insights import blockers
 from perdure.insights.acts import run_acts
 from perdure.insights.failures import error_of
 from perdure.insights.family import fan_out
@@ -23,7 +23,7 @@ from perdure.insights.rollback import (
     rollback_facts,
 )
 from perdure.insights.rows import read_time
-from perdure.insights.schedules import given_in
+from perdure.insights.schedules import read_schedule_input
 from perdure.insights.state import RunState
 from perdure.insights.terms import closest
 from perdure.insights.words import count_words, duration_words, list_words, time_words
@@ -49,7 +49,7 @@ def why(state: RunState) -> Why:
 def _completed(state: RunState) -> Why | None:
     if state.row.status != "completed":
         return None
-    return Why("completed", f"Completed {_ago(state)}{_took(state)}.")
+    return Why("completed", f"Completed {_ago(state)}{_duration_text(state)}.")
 
 
 def _cancelled(state: RunState) -> Why | None:
@@ -57,8 +57,8 @@ def _cancelled(state: RunState) -> Why | None:
         return None
     reason = _error_attribute(state, "reason")
     rollback = rollback_facts(state.snapshot, state.redact)
-    sentence = f"Cancelled {_ago(state)}{_took(state)}{because(reason)}.{describe_undone(rollback)}"
-    return Why("cancelled", sentence, {"reason": reason})
+    cancelled = f"Cancelled {_ago(state)}{_duration_text(state)}{because(reason)}."
+    return Why("cancelled", cancelled + describe_undone(rollback), {"reason": reason})
 
 
 def _failed(state: RunState) -> Why | None:
@@ -67,15 +67,15 @@ def _failed(state: RunState) -> Why | None:
     execution: Any = state.snapshot["execution"]
     error = error_of(execution.get("error"), state.redact, ("output",))
     name = error.type if error is not None else "an unknown error"
-    failed = [key for key in execution.get("failed") or () if key in state.snapshot["steps"]]
+    failed_keys = [key for key in execution.get("failed") or () if key in state.snapshot["steps"]]
     rollback = rollback_facts(state.snapshot, state.redact)
     if rollback is not None and rollback.not_undone:
         sentence = describe_failed_rollback(rollback)
         return Why("failed", sentence, {"steps": list(rollback.not_undone), "error": name})
-    subject = _failed_steps(state, failed) if failed else "The function failed"
+    subject = _failed_steps(state, failed_keys) if failed_keys else "The function failed"
     sentence = f"{subject} with {name}.{describe_undone(rollback)}"
     sentence += " Nothing will happen until the run is retried."
-    return Why("failed", sentence, {"steps": failed, "error": name})
+    return Why("failed", sentence, {"steps": failed_keys, "error": name})
 
 
 def _failed_steps(state: RunState, keys: Sequence[str]) -> str:
@@ -107,14 +107,14 @@ def _owner_silent(state: RunState) -> Why | None:
     row = state.row
     if row.owner is None or row.lease_expires_at is None or state.owner is not None:
         return None
-    left, owner = row.lease_expires_at - state.now, worker_id(row.owner)
-    if left > timedelta(0) and not state.is_lost:
+    time_left, owner = row.lease_expires_at - state.now, worker_id(row.owner)
+    if time_left > timedelta(0) and not state.is_lost:
         return None
     sentence = f"No heartbeat from {owner}. Its lease "
-    if left <= timedelta(0):
-        sentence += f"expired {duration_words(-left)} ago; "
+    if time_left <= timedelta(0):
+        sentence += f"expired {duration_words(-time_left)} ago; "
     else:
-        sentence += f"expires in {duration_words(left)}; then "
+        sentence += f"expires in {duration_words(time_left)}; then "
     facts = {"owner": owner, "lease_expires_at": row.lease_expires_at}
     return Why("owner_silent", sentence + _next_owner(state), facts)
 
@@ -135,16 +135,18 @@ def _running(state: RunState) -> Why | None:
 
 
 def _step_in_flight(step: InFlight, state: RunState, others: int) -> str:
-    more = f" {count_words(others, 'other step')} of the run are in flight." if others > 1 else ""
-    more = " 1 other step of the run is in flight." if others == 1 else more
+    others_text = (
+        f" {count_words(others, 'other step')} of the run are in flight." if others > 1 else ""
+    )
+    others_text = " 1 other step of the run is in flight." if others == 1 else others_text
     if step.next_attempt_at is not None and step.next_attempt_at > state.now:
-        left = duration_words(step.next_attempt_at - state.now)
-        failed = f"Step {quote(label_of(step.key))} failed attempt {step.attempt}"
-        return f"{failed}; the next one starts on {step.worker} in {left}.{more}"
+        time_left = duration_words(step.next_attempt_at - state.now)
+        sentence = f"Step {quote(label_of(step.key))} failed attempt {step.attempt}"
+        return f"{sentence}; the next one starts on {step.worker} in {time_left}.{others_text}"
     since = duration_words(state.now - step.since)
     attempt = f", attempt {step.attempt}" if step.attempt > 1 else ""
     running = f"Step {quote(label_of(step.key))} has been running on {step.worker}"
-    return f"{running} for {since}{attempt}.{more}"
+    return f"{running} for {since}{attempt}.{others_text}"
 
 
 def _running_between_steps(state: RunState) -> Why:
@@ -163,23 +165,23 @@ def _running_between_steps(state: RunState) -> Why:
 def _no_worker(state: RunState) -> Why | None:
     if not is_due(state) or _takers(state):
         return None
-    return Why("no_worker", f"{due_for(state)} {_missing_worker(state)}", _known(state))
+    return Why("no_worker", f"{due_for(state)} {_missing_worker(state)}", _version_facts(state))
 
 
 def _missing_worker(state: RunState) -> str:
     if not state.workers:
         return "No worker is running."
     row = state.row
-    known = {
+    versions_by_worker = {
         worker.id: [each for each in worker.workflows if each.workflow == row.workflow]
         for worker in state.workers
     }
-    if not any(known.values()):
+    if not any(versions_by_worker.values()):
         names = {each.workflow for worker in state.workers for each in worker.workflows}
         guess = closest(row.workflow or "", sorted(names), 0.75) or "."
         return f"No live worker knows workflow {quote(row.workflow or '')}{guess}"
     if not state.drivers:
-        versions = (_versions(id, ranges) for id, ranges in known.items() if ranges)
+        versions = (_versions(id, ranges) for id, ranges in versions_by_worker.items() if ranges)
         missing = f"No live worker knows workflow {quote(row.workflow or '')}"
         return f"{missing} version {row.version} ({list_words(list(versions))})."
     if all(worker.draining for worker in state.drivers):
@@ -194,7 +196,7 @@ def _versions(worker: str, ranges: Sequence[Any]) -> str:
     return f"{worker} knows versions {first} to {last}"
 
 
-def _known(state: RunState) -> dict[str, Any]:
+def _version_facts(state: RunState) -> dict[str, Any]:
     return {"workflow": state.row.workflow, "version": state.row.version}
 
 
@@ -224,7 +226,7 @@ def _waiting_for_run(state: RunState) -> Why | None:
     if not ids:
         return None
     others = f" and {count_words(len(ids) - 1, 'other run')}" if len(ids) > 1 else ""
-    child = state.outside.child
+    child = state.dependencies.child
     facts = {"runs": ids}
     if child is None:
         sentence = f"Waiting for run {quote(ids[0])}{others}, which is not in the store."
@@ -237,7 +239,7 @@ def _waiting_for_run(state: RunState) -> Why | None:
 
 def _waiting_for_runs(state: RunState) -> Why | None:
     for wait in _event_waits(state):
-        many, ended = fan_out(state.snapshot, wait), state.outside.ended
+        many, ended = fan_out(state.snapshot, wait), state.dependencies.ended
         if many is not None:
             number = 0 if ended is None else ended.count
             least = "at least " if ended is not None and ended.capped else ""
@@ -268,14 +270,14 @@ def _waiting_for_answer(state: RunState) -> Why | None:
     wait = asks[0]
     others = f" One of {len(asks)} open questions." if len(asks) > 1 else ""
     ends = read_time(wait.get("expiresAt"))
-    left = "" if ends is None else f"; expires in {duration_words(ends - state.now)}"
-    left = f" for {duration_words(state.now - _began_at(state, [wait]))}{left}"
+    expiry = "" if ends is None else f"; expires in {duration_words(ends - state.now)}"
+    expiry = f" for {duration_words(state.now - _began_at(state, [wait]))}{expiry}"
     facts = {"wait": wait["id"], "to": wait.get("to", "")}
     if wait.get("ask") == "callback":
-        sentence = f"Waiting for the callback {quote(wait['id'])}{left}."
+        sentence = f"Waiting for the callback {quote(wait['id'])}{expiry}."
     else:
         question = quote(state.redact.text(wait.get("question", "")))
-        sentence = f"Waiting for {wait.get('to') or 'someone'} to answer {question}{left}."
+        sentence = f"Waiting for {wait.get('to') or 'someone'} to answer {question}{expiry}."
     return Why("waiting", f"{sentence}{others}", facts)
 
 
@@ -293,14 +295,16 @@ def _waiting(state: RunState) -> Why | None:
     return Why("waiting", f"{sentence}.{_inbox_hint(state, names)}", {"events": names})
 
 
-def _inbox_hint(state: RunState, awaited: Sequence[str]) -> str:
+def _inbox_hint(state: RunState, awaited_names: Sequence[str]) -> str:
     """Return a sentence about messages whose names are similar to what the run waits for."""
     names = [message.name for message in state.inbox if not message.name.startswith("~")]
     for name in dict.fromkeys(names):
-        if name not in awaited and difflib.get_close_matches(name.lower(), _lower(awaited), 1):
+        if name not in awaited_names and difflib.get_close_matches(
+            name.lower(), _lower(awaited_names), 1
+        ):
             number = names.count(name)
-            held = "one message" if number == 1 else f"{number} messages"
-            return f" The inbox holds {held} named {quote(name)}."
+            count = "one message" if number == 1 else f"{number} messages"
+            return f" The inbox holds {count} named {quote(name)}."
     return ""
 
 
@@ -314,27 +318,27 @@ def _suspended(state: RunState) -> Why | None:
         return None
     at = read_time(wait.get("wakeAt"))
     assert at is not None, "the earliest wait has a time"
-    left = duration_words(at - state.now)
+    time_left = duration_words(at - state.now)
     facts = {"wait": wait["id"], "wake_at": at}
     if wait["kind"] != "retry":
         until = time_words(at, state.now)
-        sentence = f"Suspended by {quote(wait['id'])} until {until}, in {left}."
+        sentence = f"Suspended by {quote(wait['id'])} until {until}, in {time_left}."
         return Why("suspended", sentence, facts)
     attempts = count_words(wait.get("attempt", 1), "attempt")
-    failed = f"Step {quote(label_of(wait['id']))} failed {attempts}"
+    failure_text = f"Step {quote(label_of(wait['id']))} failed {attempts}"
     error = state.redact.text(wait.get("error", "")).partition("\n")[0]
     because = f" ({error})" if error else ""
-    return Why("suspended", f"{failed}{because}; the next one starts in {left}.", facts)
+    return Why("suspended", f"{failure_text}{because}; the next one starts in {time_left}.", facts)
 
 
 def _schedule(state: RunState) -> Why | None:
-    given = given_in(state.snapshot) if state.row.workflow == SCHEDULE else None
-    if given is None or state.row.wake_at is None:
+    schedule_input = read_schedule_input(state.snapshot) if state.row.workflow == SCHEDULE else None
+    if schedule_input is None or state.row.wake_at is None:
         return None
-    of, at = quote(given.spec.workflow), state.row.wake_at
-    left, until = duration_words(at - state.now), time_words(at, state.now)
-    sentence = f"Scheduled: the next run of workflow {of} starts at {until}, in {left}."
-    return Why("scheduled", sentence, {"wake_at": at, "workflow": given.spec.workflow})
+    of, at = quote(schedule_input.spec.workflow), state.row.wake_at
+    time_left, until = duration_words(at - state.now), time_words(at, state.now)
+    sentence = f"Scheduled: the next run of workflow {of} starts at {until}, in {time_left}."
+    return Why("scheduled", sentence, {"wake_at": at, "workflow": schedule_input.spec.workflow})
 
 
 def _scheduled(state: RunState) -> Why | None:
@@ -342,8 +346,10 @@ def _scheduled(state: RunState) -> Why | None:
     if at is None:
         return None
     begin = "continues" if state.snapshot["steps"] else "starts"
-    left, until = duration_words(at - state.now), time_words(at, state.now)
-    return Why("scheduled", f"Scheduled: the run {begin} at {until}, in {left}.", {"wake_at": at})
+    time_left, until = duration_words(at - state.now), time_words(at, state.now)
+    return Why(
+        "scheduled", f"Scheduled: the run {begin} at {until}, in {time_left}.", {"wake_at": at}
+    )
 
 
 def _otherwise(state: RunState) -> Why:
@@ -361,12 +367,12 @@ RULES: tuple[Rule, ...] = (
     _paused,
     _owner_silent,
     _running,
-    held.workflow_is_paused,
-    held.queue_is_paused,
+    blockers.workflow_is_paused,
+    blockers.queue_is_paused,
     _no_worker,
-    held.limit_is_reached,
+    blockers.limit_is_reached,
     _all_busy,
-    held.others_come_first,
+    blockers.others_come_first,
     _is_soon_claimed,
     _waiting_for_run,
     _waiting_for_runs,
@@ -394,26 +400,26 @@ def _queue_name(state: RunState) -> str:
 
 
 def _earliest(state: RunState) -> PendingWait | None:
-    timed = [wait for wait in open_waits(state.snapshot) if "wakeAt" in wait]
-    return min(timed, key=lambda wait: wait.get("wakeAt", ""), default=None)
+    timed_waits = [wait for wait in open_waits(state.snapshot) if "wakeAt" in wait]
+    return min(timed_waits, key=lambda wait: wait.get("wakeAt", ""), default=None)
 
 
 def _began_at(state: RunState, waits: Sequence[PendingWait]) -> datetime:
     """Return when the first of the waits began, or when the run was stored if that is unknown."""
     times = [at for wait in waits if (at := read_time(wait.get("since"))) is not None]
-    stored = read_time(state.snapshot["execution"]["lastUpdated"]) or state.row.updated_at
-    return min(times, default=stored)
+    stored_at = read_time(state.snapshot["execution"]["lastUpdated"]) or state.row.updated_at
+    return min(times, default=stored_at)
 
 
 def _ago(state: RunState) -> str:
     return f"{duration_words(state.now - state.row.updated_at)} ago"
 
 
-def _took(state: RunState) -> str:
-    created, ended = state.row.created_at, state.row.ended_at
-    if created is None or ended is None:
+def _duration_text(state: RunState) -> str:
+    created_at, ended_at = state.row.created_at, state.row.ended_at
+    if created_at is None or ended_at is None:
         return ""
-    return f", {duration_words(ended - created)} after it was created"
+    return f", {duration_words(ended_at - created_at)} after it was created"
 
 
 def _error_attribute(state: RunState, name: str) -> str:

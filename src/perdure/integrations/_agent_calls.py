@@ -24,14 +24,14 @@ class StepOptions(TypedDict, total=False):
     limit: Limit | Cost | None
 
 
-def check_options(options: object, where: str) -> StepOptions:
+def check_options(options: object, parameter: str) -> StepOptions:
     """Return the user's options, or raise `InvalidArgument` naming `where`."""
     if options is None:
         return StepOptions()
     names = StepOptions.__annotations__
     # Not compared as sets of keys: the user's keys need not be strings.
     if not isinstance(options, dict) or any(name not in names for name in options):
-        raise InvalidArgument(where, options, f"a dict with keys among {', '.join(names)}")
+        raise InvalidArgument(parameter, options, f"a dict with keys among {', '.join(names)}")
     as_retry(options.get("retry"))
     as_timeout(options.get("timeout"))
     as_cost(options["limit"]) if options.get("limit") is not None else None

@@ -4,7 +4,7 @@ from perdure.errors import PerdureError, RunConflict, RunNotFound, StoreUnavaila
 
 
 def public_message(error: PerdureError) -> str:
-    """Return the message of an error without data of others.
+    """Return the message of an error, without other callers' data.
 
     This leaves out the payload of another caller's run, which a conflict contains, and the address
     of the store.

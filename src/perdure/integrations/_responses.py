@@ -75,10 +75,10 @@ class Problem:
 def view_of(run: Run) -> RunView:
     """Return the view of a run."""
     names = [each.name for each in fields(RunView) if each.name != "waits"]
-    shown: dict[str, Any] = {name: getattr(run, name) for name in names}
-    shown["error"] = _error(run)
-    shown["waits"] = [RunWait(each.id, each.event, each.wake_at) for each in run.pending]
-    return RunView(**shown)
+    values: dict[str, Any] = {name: getattr(run, name) for name in names}
+    values["error"] = _error(run)
+    values["waits"] = [RunWait(each.id, each.event, each.wake_at) for each in run.pending]
+    return RunView(**values)
 
 
 def _error(run: Run) -> RunError | None:

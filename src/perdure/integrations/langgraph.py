@@ -39,14 +39,14 @@ _MAX_PART = 120
 _STRATEGIES = ("keep_latest", "delete")
 
 
-class _Typed(TypedDict):
+class _TypedValue(TypedDict):
     """A value as LangGraph's serializer writes it, with its bytes in base64."""
 
     type: str
     data: str
 
 
-class _Stored(TypedDict):
+class _StoredCheckpoint(TypedDict):
     """A checkpoint without the values of its channels, which are stored by version."""
 
     thread: str
@@ -56,8 +56,8 @@ class _Stored(TypedDict):
     versions: ChannelVersions
     run: str
     deltas: list[str]
-    checkpoint: _Typed
-    metadata: _Typed
+    checkpoint: _TypedValue
+    metadata: _TypedValue
 
 
 class PerdureSaver(BaseCheckpointSaver[str]):
@@ -98,8 +98,8 @@ class PerdureSaver(BaseCheckpointSaver[str]):
             key = max(keys)
         else:
             key = self._key("c", thread, ns, id)
-        [stored] = await self._read([key])
-        return None if stored is None else await self._tuple(stored)
+        [checkpoint] = await self._read([key])
+        return None if checkpoint is None else await self._tuple(checkpoint)
 
     async def alist(
         self,
@@ -110,17 +110,17 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield checkpoints of one thread or of all, newest first."""
-        left = limit
+        remaining = limit
         for stored in await self._checkpoints(config):
             if before is not None and stored["id"] >= (get_checkpoint_id(before) or ""):
                 continue
             metadata = self._load(stored["metadata"])
             if filter and any(metadata.get(name) != value for name, value in filter.items()):
                 continue
-            if left is not None:
-                if left <= 0:
+            if remaining is not None:
+                if remaining <= 0:
                     return
-                left -= 1
+                remaining -= 1
             yield await self._tuple(stored)
 
     async def aput(
@@ -135,7 +135,7 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         bare: dict[str, Any] = dict(checkpoint)
         values: dict[str, Any] = bare.pop("channel_values", {})
         complete = get_checkpoint_metadata(config, metadata)
-        stored: _Stored = {
+        stored: _StoredCheckpoint = {
             "thread": thread,
             "ns": ns,
             "id": checkpoint["id"],
@@ -184,8 +184,8 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         await self._write(special)
         if ordinary:
             key = self._key("w", *task, "writes")
-            [earlier] = await self._read([key])
-            await self._write({key: {**ordinary, **(earlier or {})}})
+            [stored_writes] = await self._read([key])
+            await self._write({key: {**ordinary, **(stored_writes or {})}})
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete everything of a thread."""
@@ -198,12 +198,12 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         runs = {*run_ids}
         everything = await self._checkpoints(None)
         for thread in {stored["thread"] for stored in everything if stored["run"] in runs}:
-            kept = [
+            checkpoints = [
                 stored
                 for stored in everything
                 if stored["thread"] == thread and stored["run"] not in runs
             ]
-            await self._keep(thread, kept)
+            await self._keep(thread, checkpoints)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy everything of a thread to another one."""
@@ -230,42 +230,45 @@ class PerdureSaver(BaseCheckpointSaver[str]):
             if strategy == "delete":
                 await self.adelete_thread(thread)
                 continue
-            stored = await self._checkpoints({"configurable": {"thread_id": thread}})
-            await self._keep(thread, await self._needed(stored))
+            checkpoints = await self._checkpoints({"configurable": {"thread_id": thread}})
+            await self._keep(thread, await self._needed_checkpoints(checkpoints))
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the next version, which differs between forks of the thread."""
         number = 0 if current is None else int(str(current).partition(".")[0])
         return f"{number + 1:032}.{self._random.random():.16f}"
 
-    async def _needed(self, checkpoints: Sequence[_Stored]) -> list[_Stored]:
+    async def _needed_checkpoints(
+        self, checkpoints: Sequence[_StoredCheckpoint]
+    ) -> list[_StoredCheckpoint]:
         """Return the latest checkpoint of each namespace, and the checkpoints it depends on.
 
         A delta channel has a value only at some checkpoints; in between, it is computed from the
         previous value and what was written since.
         """
-        needed: list[_Stored] = []
+        result: list[_StoredCheckpoint] = []
         by_id = {(stored["ns"], stored["id"]): stored for stored in checkpoints}
         for ns in {stored["ns"] for stored in checkpoints}:
             # They are sorted, newest first.
             latest = next(each for each in checkpoints if each["ns"] == ns)
             missing = {*latest["deltas"]}
-            one: _Stored | None = latest
+            one: _StoredCheckpoint | None = latest
             while one is not None:
-                needed.append(one)
+                result.append(one)
                 if missing:
                     missing -= (await self._values(one)).keys()
                 if not missing:
                     break
                 one = by_id.get((ns, one["parent"] or ""))
-        return needed
+        return result
 
-    async def _keep(self, thread: str, kept: Sequence[_Stored]) -> None:
+    async def _keep(self, thread: str, kept_checkpoints: Sequence[_StoredCheckpoint]) -> None:
         """Delete everything that these checkpoints of a thread do not refer to."""
-        checkpoints = {self._key("c", thread, one["ns"], one["id"]) for one in kept}
-        blobs = {key for one in kept for key in self._blobs(one).values()}
+        checkpoints = {self._key("c", thread, one["ns"], one["id"]) for one in kept_checkpoints}
+        blobs = {key for one in kept_checkpoints for key in self._blobs(one).values()}
         writes = tuple(
-            self._pattern("w", thread, one["ns"], one["id"]).removesuffix("*") for one in kept
+            self._pattern("w", thread, one["ns"], one["id"]).removesuffix("*")
+            for one in kept_checkpoints
         )
         keys = await self._keys("c", thread)
         await self._delete(key for key in keys if key not in checkpoints)
@@ -274,31 +277,35 @@ class PerdureSaver(BaseCheckpointSaver[str]):
         keys = await self._keys("w", thread)
         await self._delete(key for key in keys if not key.startswith(writes))
 
-    async def _checkpoints(self, config: RunnableConfig | None) -> list[_Stored]:
+    async def _checkpoints(self, config: RunnableConfig | None) -> list[_StoredCheckpoint]:
         """Return the checkpoints that a config describes, newest first."""
         place: tuple[str, ...] = ()
         if config is not None:
             place = (_thread(config),)
             if "checkpoint_ns" in _names(config):
                 place += (_namespace(config),)
-        found: list[_Stored] = await self._read(await self._keys("c", *place))
+        checkpoints: list[_StoredCheckpoint] = await self._read(await self._keys("c", *place))
         id = None if config is None else get_checkpoint_id(config)
-        matching = [one for one in found if one is not None and id in (None, one["id"])]
+        matching = [one for one in checkpoints if one is not None and id in (None, one["id"])]
         return sorted(matching, key=lambda one: one["id"], reverse=True)
 
-    async def _tuple(self, stored: _Stored) -> CheckpointTuple:
-        thread, ns, id = stored["thread"], stored["ns"], stored["id"]
-        checkpoint: Any = self._load(stored["checkpoint"])
-        checkpoint["channel_values"] = await self._values(stored)
+    async def _tuple(self, stored_checkpoint: _StoredCheckpoint) -> CheckpointTuple:
+        thread, ns, id = (
+            stored_checkpoint["thread"],
+            stored_checkpoint["ns"],
+            stored_checkpoint["id"],
+        )
+        checkpoint: Any = self._load(stored_checkpoint["checkpoint"])
+        checkpoint["channel_values"] = await self._values(stored_checkpoint)
         keys = await self._keys("w", thread, ns, id)
         tasks = [task for task in await self._read(keys) if task is not None]
         writes = [write for task in tasks for write in task.values()]
         writes.sort(key=lambda write: write["order"])
-        parent = stored["parent"]
+        parent = stored_checkpoint["parent"]
         return CheckpointTuple(
             config=_config(thread, ns, id),
             checkpoint=checkpoint,
-            metadata=self._load(stored["metadata"]),
+            metadata=self._load(stored_checkpoint["metadata"]),
             parent_config=None if parent is None else _config(thread, ns, parent),
             pending_writes=[
                 (write["order"][1], write["channel"], self._load(write["value"]))
@@ -306,9 +313,9 @@ class PerdureSaver(BaseCheckpointSaver[str]):
             ],
         )
 
-    async def _values(self, stored: _Stored) -> dict[str, Any]:
+    async def _values(self, checkpoint: _StoredCheckpoint) -> dict[str, Any]:
         """Return the values of a checkpoint's channels; those without a value are left out."""
-        blobs = self._blobs(stored)
+        blobs = self._blobs(checkpoint)
         values = await self._read([*blobs.values()])
         return {
             channel: self._load(value)
@@ -316,17 +323,17 @@ class PerdureSaver(BaseCheckpointSaver[str]):
             if value is not None
         }
 
-    def _blobs(self, stored: _Stored) -> dict[str, str]:
+    def _blobs(self, checkpoint: _StoredCheckpoint) -> dict[str, str]:
         return {
-            channel: self._key("b", stored["thread"], stored["ns"], channel, str(version))
-            for channel, version in stored["versions"].items()
+            channel: self._key("b", checkpoint["thread"], checkpoint["ns"], channel, str(version))
+            for channel, version in checkpoint["versions"].items()
         }
 
-    def _dump(self, value: object) -> _Typed:
+    def _dump(self, value: object) -> _TypedValue:
         kind, data = self.serde.dumps_typed(value)
         return {"type": kind, "data": b64encode(data).decode()}
 
-    def _load(self, value: _Typed) -> Any:
+    def _load(self, value: _TypedValue) -> Any:
         return self.serde.loads_typed((value["type"], b64decode(value["data"])))
 
     def _key(self, kind: str, *parts: str) -> str:

@@ -17,7 +17,7 @@ from perdure.validation import check_flag
 
 __all__ = ["RunFilter", "RunProcessor"]
 
-OUTSIDE: Mapping[str, Any] = {
+OUTSIDE_VALUES: Mapping[str, Any] = {
     "run_id": "",
     "workflow": "",
     "step": "",
@@ -43,7 +43,7 @@ class RunFilter(logging.Filter):
         """Add the attributes; return whether to log the record."""
         if not hasattr(record, "replaying"):
             # Only once: a second handler may run in another thread, outside the run.
-            for name, value in {**OUTSIDE, **_facts()}.items():
+            for name, value in {**OUTSIDE_VALUES, **_facts()}.items():
                 record.__dict__.setdefault(name, value)
         return not (self._drops and record.__dict__["replaying"])
 

@@ -56,13 +56,13 @@ def add_run_tools(
     """
     tools = _RunTools(client, {each.name: each for each in workflows})
     check_prefix(prefix)
-    added: set[str] = set()
+    names: set[str] = set()
     for definition in tools.workflows.values():
         client.register(definition)
         name = _name(f"{prefix}start_{definition.name}")
-        if name in added:
+        if name in names:
             raise InvalidArgument("workflows", definition, f"names that differ as tools: {name!r}")
-        added.add(name)
+        names.add(name)
         server.add_tool(tools.start_tool(definition, name))
     server.add_tool(
         Tool.from_function(
@@ -96,7 +96,7 @@ class _RunTools:
                 run = await Starter.trigger(self.client, definition, payload, run_id=run_id)
             except PerdureError as error:
                 raise ToolError(public_message(error)) from error
-            return self._described(run)
+            return self._describe(run)
 
         keyword = Parameter.KEYWORD_ONLY
         optional = Annotated[str | None, _RUN_ID]
@@ -113,7 +113,7 @@ class _RunTools:
 
     async def run_status(self, run_id: Annotated[str, _KNOWN_RUN]) -> dict[str, Any]:
         """Return the status of a run, its output or error, its progress, and what it waits for."""
-        return self._described(await self._find(run_id))
+        return self._describe(await self._find(run_id))
 
     async def send_event(
         self,
@@ -137,11 +137,11 @@ class _RunTools:
         except PerdureError as error:
             raise ToolError(public_message(error)) from error
         if run is None or run.workflow not in self.workflows:
-            # Whether a run of another workflow exists is not the model's business.
+            # The model must not learn whether a run of another workflow exists.
             raise ToolError(public_message(RunNotFound(run_id)))
         return run
 
-    def _described(self, run: Run) -> dict[str, Any]:
+    def _describe(self, run: Run) -> dict[str, Any]:
         """Return a description of a run for a model, as JSON."""
         times = [wait.wake_at for wait in run.pending if wait.wake_at is not None]
         facts: dict[str, Any] = {
@@ -151,10 +151,10 @@ class _RunTools:
             "waiting_for": [wait.event for wait in run.pending if wait.event] or None,
             "wakes_at": isoformat(min(times)) if times else None,
         }
-        known = {name: fact for name, fact in facts.items() if fact is not None}
+        known_facts = {name: fact for name, fact in facts.items() if fact is not None}
         if run.status == "completed":
-            known["output"] = _as_json(run.output, self.workflows[run.workflow or ""])
-        return {"run_id": run.id, "workflow": run.workflow, "status": run.status, **known}
+            known_facts["output"] = _as_json(run.output, self.workflows[run.workflow or ""])
+        return {"run_id": run.id, "workflow": run.workflow, "status": run.status, **known_facts}
 
 
 def _as_json(output: object, definition: Definition[Any, Any]) -> Any:

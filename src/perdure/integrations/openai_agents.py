@@ -57,10 +57,16 @@ def _is_error(value: object) -> bool:
 
 
 # Executed by the provider, inside a model request.
-_HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
+_HOSTED_TOOLS = (
+    CodeInterpreterTool,
+    FileSearchTool,
+    HostedMCPTool,
+    ImageGenerationTool,
+    WebSearchTool,
+)
 _OUTPUTS = (ToolOutputFileContent, ToolOutputImage, ToolOutputText)
 _RESPONSE = TypeAdapter(ModelResponse)
-_STRUCTURED: TypeAdapter[Any] = TypeAdapter(
+_STRUCTURED_OUTPUT: TypeAdapter[Any] = TypeAdapter(
     list[ToolOutputText | ToolOutputImage | ToolOutputFileContent]
 )
 
@@ -169,24 +175,24 @@ class _Converter:
         model = config.model
         return dataclasses.replace(
             config,
-            model=self._recorded(model, "run") if isinstance(model, Model) else model,
+            model=self._recorded_model(model, "run") if isinstance(model, Model) else model,
             model_provider=_DurableProvider(config.model_provider, self._model),
         )
 
     def agent(self, agent: Agent[Any]) -> Agent[Any]:
         """Return a recorded copy of an agent, and of the agents it can hand off to."""
-        if (known := self._agents.get(id(agent))) is not None:
-            return known
+        if (existing_copy := self._agents.get(id(agent))) is not None:
+            return existing_copy
         if agent.mcp_servers:
-            raise _unsupported(agent, "MCP servers")
+            raise _unsupported_agent(agent, "MCP servers")
         durable = self._agents[id(agent)] = copy.copy(agent)
         if isinstance(agent.model, Model):
-            durable.model = self._recorded(agent.model, agent.name)
+            durable.model = self._recorded_model(agent.model, agent.name)
         durable.tools = [self._recorded_tool(agent, tool) for tool in agent.tools]
         durable.handoffs = [self._handoff(each) for each in agent.handoffs]
         return durable
 
-    def _recorded(self, model: Model, name: str) -> Model:
+    def _recorded_model(self, model: Model, name: str) -> Model:
         return (
             model if isinstance(model, _DurableModel) else _DurableModel(model, name, self._model)
         )
@@ -196,16 +202,16 @@ class _Converter:
             return self.agent(handoff)
         choose = handoff.on_invoke_handoff
 
-        async def chosen(*arguments: Any) -> Agent[Any]:
+        async def invoke(*arguments: Any) -> Agent[Any]:
             return self.agent(await choose(*arguments))
 
-        return dataclasses.replace(handoff, on_invoke_handoff=chosen)
+        return dataclasses.replace(handoff, on_invoke_handoff=invoke)
 
     def _recorded_tool(self, agent: Agent[Any], tool: Tool) -> Tool:
-        if isinstance(tool, _HOSTED):
+        if isinstance(tool, _HOSTED_TOOLS):
             return tool
         if not isinstance(tool, FunctionTool):
-            raise _unsupported(agent, f"the tool {tool.name!r} ({type(tool).__name__})")
+            raise _unsupported_agent(agent, f"the tool {tool.name!r} ({type(tool).__name__})")
         invoke = tool.on_invoke_tool
         if isinstance(invoke, partial) and invoke.func is _call_tool:
             return tool
@@ -217,7 +223,7 @@ class _Converter:
         return durable
 
 
-def _unsupported(agent: Agent[Any], what: str) -> InvalidArgument:
+def _unsupported_agent(agent: Agent[Any], what: str) -> InvalidArgument:
     hint = "Wrap what it does in a function tool, which is recorded"
     expected = f"an agent without {what}, whose effects would be repeated on each replay"
     return InvalidArgument("agent", agent.name, expected, hint)
@@ -286,7 +292,7 @@ async def _call_tool(
         return await invoke(context, arguments)
     record = await calls.steps.perform(
         name,
-        partial(_invoked, invoke, context, arguments),
+        partial(_invoke, invoke, context, arguments),
         options=options,
         is_final=_is_final,
         errors=_ERRORS,
@@ -294,11 +300,11 @@ async def _call_tool(
     )
     if not isinstance(record, dict) or record.keys() != {"outputs", "is_list"}:
         return record["value"]
-    outputs = _read(_STRUCTURED, record["outputs"])
+    outputs = _read(_STRUCTURED_OUTPUT, record["outputs"])
     return outputs if record["is_list"] else outputs[0]
 
 
-async def _invoked(invoke: Any, context: ToolContext[Any], arguments: str) -> Any:
+async def _invoke(invoke: Any, context: ToolContext[Any], arguments: str) -> Any:
     """Call a tool and return its output as it is recorded."""
     output = await invoke(context, arguments)
     raise_refusal()

@@ -120,15 +120,15 @@ class OpenTelemetry(Middleware):
         return value
 
     def _start_activation(self, run: RunContext) -> Span:
-        triggered = _context_of(run.metadata, "traceparent")
+        trigger_context = _context_of(run.metadata, "traceparent")
         previous = _context_of(run.metadata, PREVIOUS)
         links = [(previous, "previous")]
         if not self._continues:
-            links.append((triggered, "trigger"))
+            links.append((trigger_context, "trigger"))
         return self._tracer.start_span(
             f"run {run.workflow}",
             # The current context belongs to the process, not to the run.
-            context=triggered if self._continues else Context(),
+            context=trigger_context if self._continues else Context(),
             kind=SpanKind.CONSUMER,
             attributes=_run_attributes(run),
             links=[link for context, name in links for link in _link(context, name)],
@@ -143,14 +143,14 @@ class OpenTelemetry(Middleware):
         span.set_attribute("perdure.run.replayed_steps", run.replayed)
         if status is not None:
             span.set_attribute("perdure.run.status", status)
-        broken = run.interrupted_by
-        if broken is not None and not isinstance(broken, Suspended | Cancelled):
-            _fail(span, broken)
+        interruption = run.interrupted_by
+        if interruption is not None and not isinstance(interruption, Suspended | Cancelled):
+            _fail(span, interruption)
         span.end()
 
     async def around_step(self, step: StepContext, call: Call) -> Any:
         """Create a span for an executed step."""
-        begun, outcome = step.run.now, "interrupted"
+        started_at, outcome = step.run.now, "interrupted"
         with self._tracer.start_as_current_span(
             f"step {step.id}",
             attributes=_step_attributes(step),
@@ -166,7 +166,7 @@ class OpenTelemetry(Middleware):
                 raise
             finally:
                 span.set_attribute("perdure.step.attempt", step.attempt)
-                self._metrics.executed(step, outcome, step.run.now - begun)
+                self._metrics.count_step(step, outcome, step.run.now - started_at)
             _fail_if_err(span, value)
             return value
 
@@ -264,7 +264,7 @@ class _Metrics:
             if run.created_at is not None:
                 self.run_duration.record((run.now - run.created_at).total_seconds(), labels)
 
-    def executed(self, step: StepContext, outcome: str, duration: timedelta) -> None:
+    def count_step(self, step: StepContext, outcome: str, duration: timedelta) -> None:
         """Count a step that was executed."""
         labels = _labels(step)
         self.steps.add(1, {**labels, "outcome": outcome})
@@ -348,8 +348,8 @@ def _context_of(metadata: Mapping[str, Any], name: str) -> Context:
 
 
 def _link(context: Context, name: str) -> list[Link]:
-    linked = trace.get_current_span(context).get_span_context()
-    return [Link(linked, {"perdure.link": name})] if linked.is_valid else []
+    span_context = trace.get_current_span(context).get_span_context()
+    return [Link(span_context, {"perdure.link": name})] if span_context.is_valid else []
 
 
 def _run_attributes(run: RunContext) -> Attributes:

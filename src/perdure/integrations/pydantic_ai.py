@@ -44,7 +44,9 @@ __all__ = ["PerdureDurability", "StepOptions"]
 ParallelTools: TypeAlias = Literal["parallel", "parallel_ordered_events", "sequential"]
 
 _METADATA = "perdure"
-_NESTED = f"A tool that calls steps or waits must not be a step: metadata={{{_METADATA!r}: False}}"
+_NESTED_HINT = (
+    f"A tool that calls steps or waits must not be a step: metadata={{{_METADATA!r}: False}}"
+)
 _KINDS: frozenset[ToolsetKind] = frozenset({"function", "mcp", "dynamic"})
 
 _ERRORS = tuple(
@@ -69,7 +71,7 @@ _TRANSIENT = frozenset({408, 409, 425, 429})
 _CALLS: ContextVar[AgentCalls | None] = ContextVar("perdure_agent_calls", default=None)
 """The calls of the agent run that the calling code belongs to."""
 
-_BEGUN: ContextVar[tuple[str | None, AgentCalls | None]] = ContextVar(
+_AGENT_RUN: ContextVar[tuple[str | None, AgentCalls | None]] = ContextVar(
     "perdure_begun_agent", default=(None, None)
 )
 """The id of the agent run that this task has begun, and its calls."""
@@ -128,7 +130,7 @@ class _StepBackend(JournalCallableOperationBackend[StepOptions]):
                 tool_call=_place_of_tool_call(cache_key),
             )
         except NestedStep as error:
-            error.add_note(_NESTED)
+            error.add_note(_NESTED_HINT)
             raise
 
 
@@ -218,7 +220,7 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
         if not self.in_durable_context:
             return None
         # pydantic-ai calls this in the task that runs the agent, but its hooks in other tasks.
-        _BEGUN.set((run_id, AgentCalls(_workflow_step(), self.name)))
+        _AGENT_RUN.set((run_id, AgentCalls(_workflow_step(), self.name)))
         return conversation_id_from_run_id(run_id)
 
     async def get_run_start_time(self, run_id: str) -> datetime | None:
@@ -245,8 +247,8 @@ class PerdureDurability(BaseDurabilityCapability[AgentDepsT]):
             _CALLS.reset(token)
 
     def _calls_of(self, run_id: str | None) -> AgentCalls:
-        begun, calls = _BEGUN.get()
-        is_ours = begun == run_id and calls is not None
+        begun_id, calls = _AGENT_RUN.get()
+        is_ours = begun_id == run_id and calls is not None
         return calls if is_ours and calls else AgentCalls(_workflow_step(), self.name)
 
     async def _sleep(self, seconds: float) -> None:
@@ -280,13 +282,13 @@ def _place_of_tool_call(cache_key: tuple[object, ...]) -> str:
     context = next((part for part in cache_key if isinstance(part, RunContext)), None)
     if context is None or not context.tool_call_id:
         return ""
-    asked = [
+    call_ids = [
         part.tool_call_id
         for message in context.messages
         if isinstance(message, ModelResponse)
         for part in message.tool_calls
     ]
-    asked.reverse()
-    if context.tool_call_id not in asked:
+    call_ids.reverse()
+    if context.tool_call_id not in call_ids:
         return context.tool_call_id
-    return f"call {len(asked) - asked.index(context.tool_call_id)}"
+    return f"call {len(call_ids) - call_ids.index(context.tool_call_id)}"

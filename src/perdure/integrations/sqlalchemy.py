@@ -41,67 +41,67 @@ async def session(connection: Any, **options: Any) -> AsyncGenerator[AsyncSessio
     `AsyncSession`. At the end of the block the session is flushed; an exception undoes its writes.
     Inside the block, `commit` and `rollback` of the session apply to a savepoint.
     """
-    url, version, lent = _lend(connection)
-    token = _LENT.set(lent)
+    url, version, proxy = _lend(connection)
+    token = _CONNECTION.set(proxy)
     try:
         async with (
             # Begun here, so that the session joins it with a savepoint.
-            _engine(url, version).begin() as joined,
-            AsyncSession(joined, join_transaction_mode="create_savepoint", **options) as db,
+            _engine(url, version).begin() as outer,
+            AsyncSession(outer, join_transaction_mode="create_savepoint", **options) as db,
         ):
             yield db
             await db.commit()
     finally:
-        _LENT.reset(token)
+        _CONNECTION.reset(token)
 
 
-class _Lent:
-    """A connection of the store whose user can neither close it nor end its transaction."""
+class _BorrowedConnection:
+    """A connection that SQLAlchemy can neither close nor take out of its transaction."""
 
     def __init__(self, connection: Any) -> None:
-        self._lent = connection
+        self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._lent, name)
+        return getattr(self._connection, name)
 
     async def _nothing(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
 
-class _LentAsyncpg(_Lent):
+class _BorrowedAsyncpg(_BorrowedConnection):
     """Ignores the JSON codecs that SQLAlchemy sets, since that could not be undone."""
 
-    close = set_type_codec = _Lent._nothing
+    close = set_type_codec = _BorrowedConnection._nothing
 
     def terminate(self) -> None:
         """Do nothing: the store closes its connections."""
 
 
-class _LentAsyncmy(_Lent):
+class _BorrowedAsyncmy(_BorrowedConnection):
     """SQLAlchemy would commit or roll back the transaction, which it believes to be its own."""
 
-    ensure_closed = commit = rollback = _Lent._nothing
+    ensure_closed = commit = rollback = _BorrowedConnection._nothing
 
     def close(self) -> None:
         """Do nothing: the store closes its connections."""
 
 
-def _lend(connection: Any) -> tuple[str, str, _Lent]:
+def _lend(connection: Any) -> tuple[str, str, _BorrowedConnection]:
     """Return the dialect's URL, the server's version, and a proxy for a connection."""
     module = type(connection).__module__.partition(".")[0]
     if module == "asyncpg":
         version = str(connection.get_server_version())
-        return "postgresql+asyncpg://", version, _LentAsyncpg(connection)
+        return "postgresql+asyncpg://", version, _BorrowedAsyncpg(connection)
     if module == "asyncmy":
-        return "mysql+asyncmy://", str(connection.get_server_info()), _LentAsyncmy(connection)
+        return "mysql+asyncmy://", str(connection.get_server_info()), _BorrowedAsyncmy(connection)
     raise InvalidArgument("connection", connection, _EXPECTED)
 
 
-_LENT: ContextVar[_Lent] = ContextVar("perdure_sqlalchemy_connection")
+_CONNECTION: ContextVar[_BorrowedConnection] = ContextVar("perdure_sqlalchemy_connection")
 
 
-async def _lent(*_: object, **__: object) -> Any:
-    return _LENT.get()
+async def _connect(*_: object, **__: object) -> Any:
+    return _CONNECTION.get()
 
 
 @lru_cache(maxsize=_MAX_SERVERS)
@@ -110,7 +110,7 @@ def _engine(url: str, version: str) -> AsyncEngine:
 
     Cached, because an engine asks the server for its settings on its first connection.
     """
-    engine = create_async_engine(url, async_creator=_lent, poolclass=NullPool)
+    engine = create_async_engine(url, async_creator=_connect, poolclass=NullPool)
     if engine.dialect.name == "postgresql":
         text: dict[Any, Any] = {types.JSON: _TextJson, JSON: _TextJson, JSONB: _TextJsonb}
         engine.dialect.colspecs = {**engine.dialect.colspecs, **text}

@@ -118,9 +118,9 @@ class RunEndpoints:
         """Start a run of the workflow that a path names."""
 
         async def start() -> Response:
-            definition = self._runtime.registry.find(_decoded(segment))
+            definition = self._runtime.registry.find(_decode(segment))
             if definition is None:
-                return refusal(404, f"There is no workflow {_decoded(segment)!r}.")
+                return refusal(404, f"There is no workflow {_decode(segment)!r}.")
             return await self._start(request, definition, await _read(request), segment)
 
         return await _answer(start)
@@ -174,7 +174,7 @@ class RunEndpoints:
         """Send an event to a run."""
 
         async def send() -> Response:
-            run_id, event = _run_id(segment), _decoded(name)
+            run_id, event = _run_id(segment), _decode(name)
             payload = await _read(request)
             dedup_id = self._dedup_id_of(request, payload)
             result = await self._runtime.signal(
@@ -187,8 +187,8 @@ class RunEndpoints:
     def _dedup_id_of(self, request: Request, payload: Any) -> str | None:
         if self._dedup_id is not None:
             return self._dedup_id(payload)
-        sent = (request.headers.get(name) for name in _DEDUP_HEADERS)
-        return next(filter(None, sent), None)
+        values = (request.headers.get(name) for name in _DEDUP_HEADERS)
+        return next(filter(None, values), None)
 
     async def cancel(self, request: Request, segment: str) -> Response:
         """Cancel a run; 202 means that the process that executes it was asked to stop."""
@@ -230,11 +230,11 @@ class _RunsApp:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _respond(self, request: Request) -> Response:
-        allowed = await self._auth(request)
-        if isinstance(allowed, Response):
-            return allowed
-        # Only `True` itself: a hook that returns nothing has a bug.
-        if allowed is not True:
+        answer = await self._auth(request)
+        if isinstance(answer, Response):
+            return answer
+        # Only `True` itself: a hook that returns `None` by mistake must not allow the request.
+        if answer is not True:
             return refusal(403, "You may not use this app.")
         _, path = split_path(request.scope)
         if path == "/":
@@ -308,13 +308,13 @@ async def _read(request: Request) -> Any:
         raise _Unreadable(400, f"The body is not JSON: {error}.") from error
 
 
-def _decoded(segment: str) -> str:
+def _decode(segment: str) -> str:
     """Return the id or name in a path, which may be encoded by `encode_id`."""
     return (decode_id(segment) or segment) if segment.startswith("~") else segment
 
 
 def _run_id(segment: str) -> str:
-    run_id = _decoded(segment)
+    run_id = _decode(segment)
     try:
         return check_user_id(run_id, "run_id")
     except errors.InvalidArgument:

@@ -57,12 +57,12 @@ class ApprovalOperations(RunOperations):
     async def _answer(self, verb: str, run_id: str, wait: str | None, answer: Answer) -> Outcome:
         check_json(answer.value)
         token = await self._token(run_id, wait)
-        asked = await find_approval(self.store, token)
-        act = self.act(verb, answer.by, answer.note, asked.id)
+        approval = await find_approval(self.store, token)
+        act = self.act(verb, answer.by, answer.note, approval.id)
         await send_answer(self.store, token, answer.with_act(act))
-        await copy_acts(self.store, asked.run_id, [act])
-        sentence = f"Answered {label_of(asked.id)!r}. A worker will continue the run."
-        return Outcome(asked.run_id, verb, "done", None, sentence)
+        await copy_acts(self.store, approval.run_id, [act])
+        sentence = f"Answered {label_of(approval.id)!r}. A worker will continue the run."
+        return Outcome(approval.run_id, verb, "done", None, sentence)
 
     async def _token(self, run_id: str, wait: str | None) -> str:
         try:

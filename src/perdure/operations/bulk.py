@@ -72,8 +72,8 @@ class BulkDocument(BulkProgress, frozen=True):
     process: str = ""
 
 
-class Taken(Exception):
-    """Another process has changed the document."""
+class DocumentChanged(Exception):
+    """Another process changed the document in the meantime."""
 
 
 class Bulk:
@@ -86,17 +86,17 @@ class Bulk:
         self._insights = insights
         self._clock = clock
         self._document = document
-        self._stored: str | None = None
+        self._text: str | None = None
         self._do = do
         self._reasons: list[str] = list(document.reasons)
-        self._done, self._refused = document.before
+        self._done, self._refused_count = document.before
 
-    async def run(self, stored: str | None) -> AsyncGenerator[BulkProgress]:
+    async def run(self, text: str | None) -> AsyncGenerator[BulkProgress]:
         """Work until every matching run was handled, and yield the progress about once a second.
 
         `stored` is the document as it was read, or `None` if there is none yet.
         """
-        self._stored = stored
+        self._text = text
         try:
             yield await self._save()
             async for progress in self._work():
@@ -106,12 +106,12 @@ class Bulk:
                 yield await self._save(
                     page=tuple(run.id for run in page.runs),
                     cursor=page.cursor,
-                    before=(self._done, self._refused),
+                    before=(self._done, self._refused_count),
                 )
                 async for progress in self._work():
                     yield progress
             yield await self._finish()
-        except Taken:
+        except DocumentChanged:
             document, _ = await read_document(self._documents, self._document.id)
             yield document
         except BaseException:
@@ -120,13 +120,13 @@ class Bulk:
 
     async def _work(self) -> AsyncGenerator[BulkProgress]:
         """Change the runs of the page."""
-        page, saved = self._document.page, self._clock.monotonic()
+        page, saved_at = self._document.page, self._clock.monotonic()
         size = _AT_ONCE if self._document.rate is None else 1
         for first in range(0, len(page), size):
             began = self._clock.monotonic()
             await self._change_all(page[first : first + size])
-            if self._clock.monotonic() - saved >= _SAVE_EVERY:
-                saved = self._clock.monotonic()
+            if self._clock.monotonic() - saved_at >= _SAVE_EVERY:
+                saved_at = self._clock.monotonic()
                 yield await self._save()
             if self._document.rate is not None:
                 await self._clock.sleep(1 / self._document.rate - self._clock.monotonic() + began)
@@ -148,7 +148,7 @@ class Bulk:
         except AppliedBefore:
             self._done += 1
         except PerdureError as error:
-            self._refused += 1
+            self._refused_count += 1
             reason = error.reason if isinstance(error, Refused) else str(error)
             if (line := f"{run_id}: {reason}") not in self._reasons:
                 self._reasons = [line, *self._reasons][:_MAX_REASONS]
@@ -165,32 +165,32 @@ class Bulk:
         return replace(query, index=replace(query.index, until=until))
 
     async def _save(self, **changes: Any) -> BulkProgress:
-        """Replace the document; raise `Taken` if another process has changed it."""
+        """Replace the document; raise `DocumentChanged` if another process has changed it."""
         document = replace(
             self._document,
             done=self._done,
-            refused=self._refused,
+            refused=self._refused_count,
             reasons=tuple(self._reasons),
             seen_at=self._clock.now(),
             **changes,
         )
         text = msgspec.json.encode(document).decode()
         key = key_of(document.id)
-        if not await self._documents.replace(key, self._stored, text):
-            raise Taken
-        self._stored, self._document = text, document
+        if not await self._documents.replace(key, self._text, text):
+            raise DocumentChanged
+        self._text, self._document = text, document
         return document
 
     async def _finish(self) -> BulkProgress:
         progress = await self._save(state="done", ended_at=self._clock.now())
-        if self._stored is not None:
-            await self._documents.set(key_of(progress.id), self._stored, ttl=KEPT_FOR)
+        if self._text is not None:
+            await self._documents.set(key_of(progress.id), self._text, ttl=KEPT_FOR)
         return progress
 
     async def _interrupt(self) -> None:
         try:
             await self._save(state="interrupted")
-        except (Taken, StoreError):
+        except (DocumentChanged, StoreError):
             # Its timestamp shows that the process is gone.
             return
 
@@ -243,9 +243,11 @@ async def stop(documents: Documents, id: str) -> BulkProgress:
         document, text = await read_document(documents, id)
         if document.state != "running":
             return document
-        stopped = replace(document, state="stopped")
-        if await documents.replace(key_of(id), text, msgspec.json.encode(stopped).decode()):
-            return stopped
+        stopped_document = replace(document, state="stopped")
+        if await documents.replace(
+            key_of(id), text, msgspec.json.encode(stopped_document).decode()
+        ):
+            return stopped_document
 
 
 def check_verb(verb: object) -> BulkVerb:

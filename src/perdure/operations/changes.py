@@ -66,7 +66,7 @@ class Changes:
             outcome = await self._at_rest(session, run_id, request)
             if run.was_over:
                 # No process executes the run: its owner is writing a change, or has died.
-                outcome = await self._insist(session, run_id, request, outcome)
+                outcome = await self._apply_when_free(session, run_id, request, outcome)
             if isinstance(outcome, Refusal):
                 inbox = require_inbox(self.store, "changing a run that is owned elsewhere")
                 message = NewMessage(
@@ -81,7 +81,7 @@ class Changes:
         wake_workers(self.store)
         return outcome
 
-    async def _insist(
+    async def _apply_when_free(
         self, session: Session, run_id: str, request: Request, outcome: Outcome | Refusal
     ) -> Outcome:
         """Apply a request to a run that is over, as soon as its lease is free."""
@@ -107,11 +107,11 @@ class Changes:
         others = [each.request for each in waiting if each.request.id != request.id]
         apply_all(run, others)
         consumes = [each.message_id for each in waiting]
-        refused = _apply_once(run, request)
+        refusal = _apply_once(run, request)
         data = await settle(host, *run.rest(host), consumes)
         await copy_acts(self.store, run_id, run.acts if data is not None else ())
-        if refused is not None:
-            raise refused
+        if refusal is not None:
+            raise refusal
         if data is None:
             # Another process took over the run: it is notified, or finds the request in the inbox.
             return Refusal(run_id, "owned", owner="another process")
@@ -128,8 +128,8 @@ class Changes:
                 owner = presence.worker_id(grant.owner or "")
                 raise Refused(run_id, "delete", f"{owner} owns it; cancel it first")
             run, host = leased_edit(session, grant)
-            created = created_at_of(run.history.metadata)
-            await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created}])
+            created_at = created_at_of(run.history.metadata)
+            await copy_acts(self.store, run_id, [{**act, "was": run.status, "created": created_at}])
             await remove_logs_of(self.store, run_id)
             await settle(host, run.stored_block, Rest(run.status, delete=True))
             await report_end(session, run_id, grant.snapshot, watchers_in(grant.inbox))

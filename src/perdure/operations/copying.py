@@ -22,7 +22,7 @@ from perdure.store import RunSummary, require_search
 
 _PAGE = 100
 _AT_ONCE = 8
-_COUNTED = 100_000
+_MAX_COUNTED = 100_000
 _MAX_REASONS = 20
 
 
@@ -57,12 +57,12 @@ class Copy:
 
     async def run(self, query: str) -> AsyncGenerator[CopyProgress]:
         """Copy the runs that match, and yield the progress every few runs."""
-        parsed, cursor = self._source.parse(query), None
-        counted = await count_matches(self._source, parsed, _COUNTED)
-        total = None if counted.capped else counted.count
+        parsed_query, cursor = self._source.parse(query), None
+        match = await count_matches(self._source, parsed_query, _MAX_COUNTED)
+        total = None if match.capped else match.count
         yield self._progress(total)
         while True:
-            page = await self._source.runs(parsed, _PAGE, cursor)
+            page = await self._source.runs(parsed_query, _PAGE, cursor)
             for first in range(0, len(page.runs), _AT_ONCE):
                 await self._copy_all(page.runs[first : first + _AT_ONCE])
                 yield self._progress(total)

@@ -68,10 +68,10 @@ def forked(
     if fork.at is not None and (start := last_valid_start(steps, fork.at)) != fork.at:
         reason = f"step {start!r} was undone after it; choose that step or an earlier one"
         raise Refused(source_id, "fork", reason)
-    kept = kept_before(steps, fork.at) if fork.at is not None else []
-    records = {key: _record(steps[key], key, fork.values, now, by) for key in kept}
-    if unknown := set(fork.values) - set(kept):
-        expected = f"keys of kept steps: {', '.join(kept) or 'there are none'}"
+    kept_keys = kept_before(steps, fork.at) if fork.at is not None else []
+    records = {key: _record(steps[key], key, fork.values, now, by) for key in kept_keys}
+    if unknown := set(fork.values) - set(kept_keys):
+        expected = f"keys of kept steps: {', '.join(kept_keys) or 'there are none'}"
         raise InvalidArgument("values", sorted(unknown), expected)
     metadata = _metadata(source_id, source.get("metadata") or {}, fork, now)
     forget_patches(metadata, keys, 0 if fork.at is None else keys.index(fork.at))
@@ -95,8 +95,8 @@ def _record(
     if not record["ok"] or record.get("kind", "step") not in ("step", "transaction"):
         raise InvalidArgument("values", key, "the key of a step that succeeded")
     facts = {name: fact for name, fact in record.items() if name in ("branch", "call", "kind")}
-    edited = {**facts, "ok": True, "value": values[key], "at": isoformat(now), "by": by}
-    return cast(StepRecord, edited)
+    new_record = {**facts, "ok": True, "value": values[key], "at": isoformat(now), "by": by}
+    return cast(StepRecord, new_record)
 
 
 def _metadata(source_id: str, source: Metadata, fork: Fork, now: datetime) -> Metadata:

@@ -80,17 +80,17 @@ class Operations(ViewOperations):
         Without `older_than`, those that the policies of their workflows no longer keep, as workers
         do by themselves. With `dry_run` they are counted and nothing is deleted. `on_progress` is
         called at first and after each batch with the number of deleted runs, and how many there
-        are, or `None` if that is a lot.
+        are, or `None` if there are too many to count.
         """
         store = require_maintenance(self.store, "Operations.prune")
         act = self.act("prune", by, why, workflow or "")
-        now, chosen = self.clock.now(), check_over(statuses)
-        kinds = await self._kinds(store, older_than, chosen, workflow)
+        now, over_statuses = self.clock.now(), check_over(statuses)
+        kinds = await self._kinds(store, older_than, over_statuses, workflow)
         limit = _UNLIMITED if dry_run else _PRUNE_COUNT
-        found = [await prune(limit=limit, dry_run=True) for prune, _ in kinds]
+        counts = [await prune(limit=limit, dry_run=True) for prune, _ in kinds]
         if dry_run:
-            return sum(found)
-        total = sum(found) if max(found, default=0) < limit else None
+            return sum(counts)
+        total = sum(counts) if max(counts, default=0) < limit else None
         count = f"{limit} or more" if total is None else total
         age = "than their policies say" if older_than is None else f"than {older_than}"
         # Written before the first batch, so that deletions are on record even if this process dies.
@@ -108,14 +108,14 @@ class Operations(ViewOperations):
         older_than: Duration | None,
         statuses: tuple[RunStatus, ...],
         workflow: str | None,
-    ) -> list[tuple[Callable[..., Awaitable[int]], "_Pruned"]]:
+    ) -> list[tuple[Callable[..., Awaitable[int]], "_PruneKind"]]:
         """Return what to delete: by age, or by the policies of the workflows."""
         if older_than is None:
             policies = spans_of(read_input(await store.load(MAINTENANCE)).policies)
             parts = _by_policy(kinds_of(policies), statuses or OVER, workflow)
         else:
             span = parse_duration(older_than, "older_than")
-            parts = [_Pruned(span, workflow, each) for each in statuses or (None,)]
+            parts = [_PruneKind(span, workflow, each) for each in statuses or (None,)]
         return [(each.of(store), each) for each in parts]
 
     async def copy_from(
@@ -149,10 +149,12 @@ class Operations(ViewOperations):
         """
         store = require_search(self.store, "Operations.restore_acts")
         missing = 0
-        async for examined, found in restore_acts(store, self.clock.now(), limit, dry_run=dry_run):
-            missing = found
+        async for examined_count, missing_count in restore_acts(
+            store, self.clock.now(), limit, dry_run=dry_run
+        ):
+            missing = missing_count
             if on_progress is not None:
-                on_progress(examined, None)
+                on_progress(examined_count, None)
         return missing
 
     async def note_reveal(self, run_id: str, *, by: str, why: str = "") -> None:
@@ -167,8 +169,8 @@ class Operations(ViewOperations):
     async def count_bulk(self, query: str, limit: int | None = 1000) -> Tally:
         """Return how many runs a bulk operation would change, counting at most `limit`."""
         insights = self._insights()
-        parsed = insights.parse(await insights.expand(query))
-        return await count_matches(insights, parsed, limit)
+        parsed_query = insights.parse(await insights.expand(query))
+        return await count_matches(insights, parsed_query, limit)
 
     async def bulk(
         self,
@@ -191,8 +193,8 @@ class Operations(ViewOperations):
         by, why = check_by(by), check_why(why)
         check_json(request.value)
         query = await self._insights().expand(query)
-        matched = await self.count_bulk(query, limit)
-        if matched.capped:
+        match_count = await self.count_bulk(query, limit)
+        if match_count.capped:
             reason = f"more than {limit:,} runs match; pass a higher limit"
             raise Refused(query, "bulk", reason)
         document = BulkDocument(
@@ -202,7 +204,7 @@ class Operations(ViewOperations):
             by=by,
             why=why,
             began_at=self.clock.now(),
-            matched=matched.count,
+            matched=match_count.count,
             rate=_check_rate(rate),
             limit=limit,
             arguments=arguments,
@@ -215,12 +217,12 @@ class Operations(ViewOperations):
     async def resume_bulk(self, id: str, *, by: str, why: str = "") -> AsyncGenerator[BulkProgress]:
         """Continue a bulk operation that was stopped, or whose process died."""
         documents = require_search(self.store, "Operations.resume_bulk").documents
-        document, stored = await read_document(documents, id)
+        document, text = await read_document(documents, id)
         if not can_resume(document, self.clock.now()):
             raise Refused(id, "resume_bulk", f"it is {document.state}")
         await self.note(self.act("resume_bulk", by, why, id))
         mine = replace(document, state="running", process=new_owner(self._random))
-        async for progress in self._work(mine, stored):
+        async for progress in self._work(mine, text):
             yield progress
 
     async def stop_bulk(self, id: str, *, by: str, why: str = "") -> BulkProgress:
@@ -229,19 +231,19 @@ class Operations(ViewOperations):
         await self.note(self.act("stop_bulk", by, why, id))
         return await stop(documents, id)
 
-    def _work(self, document: BulkDocument, stored: str | None) -> AsyncGenerator[BulkProgress]:
+    def _work(self, document: BulkDocument, text: str | None) -> AsyncGenerator[BulkProgress]:
         store = require_search(self.store, "Operations.bulk")
         request = request_of(check_verb(document.verb), document.arguments)
         request = replace(request, by=document.by, via=self.via, why=document.why)
 
         async def change(run_id: str, request_id: str) -> None:
-            numbered = replace(request, id=request_id)
+            numbered_request = replace(request, id=request_id)
             if document.verb == "delete":
-                await self.changes.delete(run_id, new_act(numbered, self.clock.now()))
+                await self.changes.delete(run_id, new_act(numbered_request, self.clock.now()))
             else:
-                await self.changes.apply(run_id, numbered)
+                await self.changes.apply(run_id, numbered_request)
 
-        return Bulk(store, self._insights(), self.clock, document, change).run(stored)
+        return Bulk(store, self._insights(), self.clock, document, change).run(text)
 
     def _insights(self) -> Insights:
         return Insights(self.store, redact=NOTHING_REDACTED, clock=self.clock)
@@ -317,7 +319,7 @@ class Operations(ViewOperations):
         return Outcome("", "drain_worker", "done", None, sentence)
 
 
-class _Pruned(NamedTuple):
+class _PruneKind(NamedTuple):
     """A set of runs to prune, by workflow, status and age."""
 
     span: timedelta
@@ -336,9 +338,9 @@ class _Pruned(NamedTuple):
 
 def _by_policy(
     kinds: Iterable[Kind], statuses: Collection[RunStatus], workflow: str | None
-) -> list[_Pruned]:
+) -> list[_PruneKind]:
     return [
-        _Pruned(kind.span, kind.workflow, kind.status)
+        _PruneKind(kind.span, kind.workflow, kind.status)
         for kind in kinds
         if workflow in (None, kind.workflow) and kind.status in statuses
     ]
@@ -346,24 +348,24 @@ def _by_policy(
 
 def check_over(statuses: Iterable[RunStatus]) -> tuple[RunStatus, ...]:
     """Check that runs with these statuses are over."""
-    chosen = tuple(statuses)
-    for status in chosen:
+    result = tuple(statuses)
+    for status in result:
         if status not in OVER:
             expected = f"one of {', '.join(OVER)}: other runs are not over"
             raise InvalidArgument("statuses", status, expected)
-    return chosen
+    return result
 
 
 async def _in_batches(
     kinds: Iterable[Callable[..., Awaitable[int]]], show: Callable[[int], object]
 ) -> int:
     """Delete until nothing is left; return how many runs were deleted."""
-    deleted = 0
+    deleted_count = 0
     for prune in kinds:
         while batch := await prune(limit=_PRUNE_BATCH):
-            deleted += batch
-            show(deleted)
-    return deleted
+            deleted_count += batch
+            show(deleted_count)
+    return deleted_count
 
 
 def _check_rate(rate: object) -> float | None:

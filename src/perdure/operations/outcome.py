@@ -74,15 +74,15 @@ def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tup
 
 def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome:
     """Describe the outcome of a verb that was applied to a run with these records."""
-    kept, dropped = compare(run, before)
+    kept_keys, dropped_keys = compare(run, before)
     return Outcome(
         run.run_id,
         request.verb,
         "done",
         run.written_status,
-        _sentence(request, run, len(kept), dropped),
-        len(kept),
-        dropped,
+        _sentence(request, run, len(kept_keys), dropped_keys),
+        len(kept_keys),
+        dropped_keys,
     )
 
 

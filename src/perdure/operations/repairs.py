@@ -20,26 +20,26 @@ async def restore_acts(
     store: SearchStore, now: datetime, limit: int | None, *, dry_run: bool
 ) -> AsyncGenerator[tuple[int, int]]:
     """Yield after each page of runs how many were examined, and how many copies were missing."""
-    examined = missing = 0
+    examined_count = missing = 0
     cursor: str | None = None
-    while limit is None or examined < limit:
+    while limit is None or examined_count < limit:
         page = await store.search(Query(since=now - KEPT_FOR), _PAGE, after=cursor)
         for first in range(0, len(page.runs), _AT_ONCE):
             batch = page.runs[first : first + _AT_ONCE]
-            lost = await _missing(store, batch)
-            missing += len(lost)
+            missing_acts = await _missing(store, batch)
+            missing += len(missing_acts)
             if not dry_run:
-                await _write(store, lost, now)
-        examined += len(page.runs)
-        yield examined, missing
+                await _write(store, missing_acts, now)
+        examined_count += len(page.runs)
+        yield examined_count, missing
         if (cursor := page.cursor) is None:
             return
 
 
 async def _missing(store: SearchStore, runs: Sequence[RunSummary]) -> dict[str, dict[str, Any]]:
     """Return the acts of some runs that have no copy, by the key of the copy."""
-    found = await asyncio.gather(*(_acts(store, run.id) for run in runs))
-    acts = {act_key(act): act for each in found for act in each}
+    act_lists = await asyncio.gather(*(_acts(store, run.id) for run in runs))
+    acts = {act_key(act): act for each in act_lists for act in each}
     copies = await store.documents.get_many(list(acts)) if acts else []
     return {key: act for (key, act), copy in zip(acts.items(), copies, strict=True) if not copy}
 
@@ -58,6 +58,6 @@ async def _acts(store: SearchStore, run_id: str) -> list[dict[str, Any]]:
 
 async def _write(store: SearchStore, acts: dict[str, dict[str, Any]], now: datetime) -> None:
     for key, act in acts.items():
-        left = KEPT_FOR - (now - parse_iso(act["at"]))
-        if left > timedelta(0):
-            await store.documents.set(key, codec.dumps(act).decode(), ttl=left)
+        ttl = KEPT_FOR - (now - parse_iso(act["at"]))
+        if ttl > timedelta(0):
+            await store.documents.set(key, codec.dumps(act).decode(), ttl=ttl)

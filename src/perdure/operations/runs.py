@@ -182,9 +182,11 @@ class RunOperations:
         """Return what a verb would do to the records of a run, without writing anything."""
         request = Request("preview", verb, "preview", self.via, "", step or "", value)
         run, before = await self.changes.preview(check_id(run_id, "run_id"), request)
-        kept, dropped = compare(run, before)
-        sentence = f"{records(len(kept))} kept, {len(dropped)} dropped." if dropped else ""
-        return Preview(kept, dropped, dropped, sentence)
+        kept_keys, dropped_keys = compare(run, before)
+        sentence = (
+            f"{records(len(kept_keys))} kept, {len(dropped_keys)} dropped." if dropped_keys else ""
+        )
+        return Preview(kept_keys, dropped_keys, dropped_keys, sentence)
 
     async def fork(
         self,
@@ -208,13 +210,13 @@ class RunOperations:
             payload = self._starter.check_payload(source.get("workflowName"), payload)
         act = self.act("fork", by, why, at or "")
         fork = Fork(at, payload, values or {}, version)
-        snapshot, dropped = forked(run_id, source, fork, act, self.clock.now(), by)
+        snapshot, dropped_keys = forked(run_id, source, fork, act, self.clock.now(), by)
         fork_id = new_id or f"{run_id[:400]}~fork-{self.new_id()[:8]}"
         await self._starter.create(fork_id, snapshot)
         await copy_acts(self.store, fork_id, [{**act, "was": f"forked from {run_id}"}])
-        kept = len(snapshot["steps"])
-        sentence = f"Forked as {fork_id}. {records(kept)} kept, {len(dropped)} left out."
-        return Outcome(fork_id, "fork", "done", "queued", sentence, kept, tuple(dropped))
+        kept_count = len(snapshot["steps"])
+        sentence = f"Forked as {fork_id}. {records(kept_count)} kept, {len(dropped_keys)} left out."
+        return Outcome(fork_id, "fork", "done", "queued", sentence, kept_count, tuple(dropped_keys))
 
     async def import_run(
         self, bundle: object, *, run_id: str | None = None, by: str, why: str = ""
@@ -223,15 +225,15 @@ class RunOperations:
 
         A run that is not over is paused: the original may still be executed elsewhere.
         """
-        exported = read_bundle(bundle)
+        parsed_bundle = read_bundle(bundle)
         act = self.act("import", by, why)
-        new_id = run_id or exported.run_id
-        snapshot = await self._starter.create_imported(exported, new_id, act)
+        new_id = run_id or parsed_bundle.run_id
+        snapshot = await self._starter.create_imported(parsed_bundle, new_id, act)
         await copy_acts(self.store, new_id, [act])
-        hidden = " Redacted values are masked in it." if exported.redacted else ""
-        sentence = f"Imported as {new_id}, {rest_status(snapshot)}.{hidden}"
-        kept = len(snapshot["steps"])
-        return Outcome(new_id, "import", "done", rest_status(snapshot), sentence, kept)
+        redaction_note = " Redacted values are masked in it." if parsed_bundle.redacted else ""
+        sentence = f"Imported as {new_id}, {rest_status(snapshot)}.{redaction_note}"
+        kept_count = len(snapshot["steps"])
+        return Outcome(new_id, "import", "done", rest_status(snapshot), sentence, kept_count)
 
     async def delete(self, run_id: str, *, by: str, why: str = "") -> Outcome:
         """Delete a run and everything that belongs to it; the act remains."""

@@ -105,10 +105,10 @@ class OperatorStarter(ScheduleClient):
 
     async def _is_own(self, run_id: str, snapshot: Snapshot) -> bool:
         """Return whether the run is the one that we just created, in case the reply was lost."""
-        stored = await self.store.load(run_id)
-        if stored is None:
+        stored_snapshot = await self.store.load(run_id)
+        if stored_snapshot is None:
             return False
-        return acts_of(stored.get("metadata")) == acts_of(snapshot.get("metadata"))
+        return acts_of(stored_snapshot.get("metadata")) == acts_of(snapshot.get("metadata"))
 
 
 def _metadata_with(act: dict[str, Any]) -> dict[str, Any]:

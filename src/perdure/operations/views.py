@@ -18,12 +18,12 @@ class ViewOperations(ScheduleOperations):
         """Save a query under a name, for everyone, replacing any query with this name."""
         documents = require_search(self.store, "Operations.save_view").documents
         insights = Insights(self.store, clock=self.clock)
-        whole = await insights.expand(query)
-        insights.parse(whole)
+        full_query = await insights.expand(query)
+        insights.parse(full_query)
         act = self.act("save_view", by, why, _check(view))
-        saved = SavedView(view, whole, act["by"], self.clock.now())
+        saved_view = SavedView(view, full_query, act["by"], self.clock.now())
         before = await documents.get(f"{KEY}{view}")
-        await documents.set(f"{KEY}{view}", msgspec.json.encode(saved).decode())
+        await documents.set(f"{KEY}{view}", msgspec.json.encode(saved_view).decode())
         await self.note(act if before is None else {**act, "was": before})
         return Outcome("", "save_view", "done", None, f"View {view} is saved.")
 

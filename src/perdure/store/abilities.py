@@ -26,10 +26,12 @@ S = TypeVar("S", bound=Store)
 
 def capabilities(store: Store) -> Capabilities:
     """Return the declared capabilities; a store that declares none has only the five methods."""
-    declared = getattr(store, "capabilities", BASE)
-    if not isinstance(declared, Capabilities):
-        raise InvalidArgument("store.capabilities", declared, "a perdure.store.Capabilities value")
-    return declared
+    declaration = getattr(store, "capabilities", BASE)
+    if not isinstance(declaration, Capabilities):
+        raise InvalidArgument(
+            "store.capabilities", declaration, "a perdure.store.Capabilities value"
+        )
+    return declaration
 
 
 def can_journal(store: Store) -> TypeGuard[JournalStore]:

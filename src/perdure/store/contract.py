@@ -46,7 +46,7 @@ class Store(Protocol):
     """
 
     async def save(self, id: str, snapshot: Snapshot, /) -> None:
-        """Replace the whole run with `snapshot`: its previous state, journal included, is gone.
+        """Replace the whole run with `snapshot`, including its journal.
 
         On a store with a journal the run's lease ends and its epoch increases, so that the previous
         owner is fenced out.
@@ -338,7 +338,7 @@ class SearchStore(Store, Protocol):
 
         `after` is the cursor of the previous page or of its last run. Runs found by tag are ordered
         by their creation instead, newest first. The effort is bounded: at most 20,000 runs are
-        examined, and a page that ends early says how far the search came.
+        examined, and a page that ends early says up to which time.
         """
         ...
 

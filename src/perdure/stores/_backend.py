@@ -24,7 +24,7 @@ from perdure.store import (
 )
 from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 
 
 class Ownership(NamedTuple):
@@ -121,7 +121,7 @@ class Backend(Protocol):
 
     async def stats(self) -> Stats: ...
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find up to `limit` runs; their cursors and revisions stay empty."""
         ...
 

@@ -22,12 +22,12 @@ class JoiningBackend(Backend, Protocol):
     """A backend that can write in the caller's transaction.
 
     `connection` is the caller's connection, or the driver's connection behind it if the caller
-    passed one of SQLAlchemy. `begun` says that SQLAlchemy has begun a transaction, even if the
-    driver does not know of it yet. The backend rejects an unsuitable connection.
+    passed one of SQLAlchemy. `in_transaction` is set if SQLAlchemy has begun a transaction, which
+    the driver may not know about yet. The backend rejects an unsuitable connection.
     """
 
     async def enqueue_in(
-        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+        self, connection: Any, runs: Sequence[NewRun], *, in_transaction: bool
     ) -> Sequence[bool]: ...
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
@@ -51,10 +51,14 @@ class JoiningShell(StoreShell[JB]):
         await self._life.ready()
         for run in runs:
             self._check_new(run)
-        own, begun = await driver_connection(connection)
-        created = await self._backend.enqueue_in(own, in_order(runs), begun=begun) if runs else ()
+        driver, in_transaction = await driver_connection(connection)
+        created = (
+            await self._backend.enqueue_in(driver, in_order(runs), in_transaction=in_transaction)
+            if runs
+            else ()
+        )
         return [
-            None if is_new else await self._existing_in(own, run.id)
+            None if is_new else await self._existing_in(driver, run.id)
             for run, is_new in zip(runs, created, strict=True)
         ]
 
@@ -82,7 +86,7 @@ async def driver_connection(connection: Any) -> tuple[Any, bool]:
     return raw.driver_connection, True
 
 
-def unfit(connection: object, expected: str) -> InvalidArgument:
+def unsuitable_connection(connection: object, expected: str) -> InvalidArgument:
     """Return the error for a connection of the wrong kind."""
     return InvalidArgument("connection", connection, expected)
 

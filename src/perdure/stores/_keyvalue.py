@@ -19,7 +19,7 @@ MAX_KEY_BYTES = 2_500
 """The longest stored key of a document: indexes of PostgreSQL and MySQL cannot hold more."""
 
 SETS_PER_SWEEP = 100
-"""Expired keys are deleted every so many writes, where a sweep with each would be too slow."""
+"""Some stores delete expired keys once per this many writes; doing so each time is too slow."""
 
 
 class KeyValueBackend(ABC):
@@ -78,31 +78,31 @@ class KeyValueShell:
 
     async def get_many(self, keys: Sequence[str], /) -> list[str | None]:
         """Return the value of each key, in order."""
-        stored = [self._key(key) for key in keys]
+        stored_keys = [self._key(key) for key in keys]
         await self._ready()
-        values = await self._backend.get(stored) if stored else {}
-        return [values.get(key) for key in stored]
+        values = await self._backend.get(stored_keys) if stored_keys else {}
+        return [values.get(key) for key in stored_keys]
 
     async def set(self, key: str, value: str, /, *, ttl: Duration | None = None) -> None:
         """Store the value: for `ttl`, or until it is deleted."""
         lifetime = None if ttl is None else parse_duration(ttl, "ttl")
-        stored = self._key(key)
+        stored_key = self._key(key)
         self._check(value, "value")
         await self._ready()
         self._check_size(key, value)
-        await self._backend.set(stored, value, lifetime)
+        await self._backend.set(stored_key, value, lifetime)
 
     async def delete(self, key: str, /) -> bool:
         """Delete the key; return whether it existed."""
-        stored = self._key(key)
+        stored_key = self._key(key)
         await self._ready()
-        return await self._backend.delete(stored)
+        return await self._backend.delete(stored_key)
 
     async def exists(self, key: str, /) -> bool:
         """Return whether the key exists and has not expired."""
-        stored = self._key(key)
+        stored_key = self._key(key)
         await self._ready()
-        return await self._backend.exists(stored)
+        return await self._backend.exists(stored_key)
 
     async def keys(self, pattern: str = "*", /) -> list[str]:
         """Return the keys that match, in order; `*` matches any string, nothing else is special.
@@ -113,8 +113,8 @@ class KeyValueShell:
         await self._ready()
         prefix = self._backend.prefix
         literal = pattern.partition("*")[0]
-        stored = await self._backend.keys(prefix + literal)
-        keys = sorted({key[len(prefix) :] for key in stored})
+        stored_keys = await self._backend.keys(prefix + literal)
+        keys = sorted({key[len(prefix) :] for key in stored_keys})
         return keys if pattern == f"{literal}*" else [k for k in keys if glob_match(pattern, k)]
 
     async def replace(self, key: str, old: str | None, new: str | None, /) -> bool:
@@ -127,10 +127,10 @@ class KeyValueShell:
                 self._check(value, parameter)
         if old is None and new is None:
             return not await self.exists(key)
-        stored = self._key(key)
+        stored_key = self._key(key)
         await self._ready()
         self._check_size(key, new or "")
-        return await self._backend.replace(stored, old, new)
+        return await self._backend.replace(stored_key, old, new)
 
     def _key(self, key: str) -> str:
         """Check the key and return it with the prefix."""
@@ -194,11 +194,11 @@ class StoreDocuments(KeyValueShell):
         self._check_bytes = check_size
 
     def _key(self, key: str) -> str:
-        stored = self._backend.prefix + check_id(key, "key")
-        if 4 * len(stored) > MAX_KEY_BYTES and len(stored.encode()) > MAX_KEY_BYTES:
+        stored_key = self._backend.prefix + check_id(key, "key")
+        if 4 * len(stored_key) > MAX_KEY_BYTES and len(stored_key.encode()) > MAX_KEY_BYTES:
             expected = f"at most {MAX_KEY_BYTES:,} bytes including the store's prefix"
             raise InvalidArgument("key", key, expected)
-        return stored
+        return stored_key
 
     def _check(self, value: object, parameter: str) -> None:
         if not isinstance(value, str) or "\0" in value or not is_encodable(value):
@@ -212,8 +212,8 @@ async def keys_with_prefix(
     keys: Callable[[str], Awaitable[Iterable[str]]], prefix: str
 ) -> Iterable[str]:
     """Return the keys that begin with a prefix; a `*` in the prefix is literal."""
-    found = await keys(prefix.partition("*")[0] + "*")
-    return [key for key in found if key.startswith(prefix)]
+    candidates = await keys(prefix.partition("*")[0] + "*")
+    return [key for key in candidates if key.startswith(prefix)]
 
 
 def scope_of(prefix: str) -> str:

@@ -4,11 +4,11 @@ from perdure.errors import StoreError
 
 
 def check_layout(
-    where: str, stored: int, known: int, *, unit: str = "layout", alternative: str
+    location: str, number: int, newest: int, *, unit: str = "layout", alternative: str
 ) -> None:
-    """Raise `StoreError` if the stored number of the layout, or another unit, is unknown."""
-    if stored > known:
+    """Raise `StoreError` if the stored number of a layout, or another unit, is above `newest`."""
+    if number > newest:
         raise StoreError(
-            f"{where} was written by a newer version of perdure ({unit} {stored}; this version "
-            f"knows {unit}s up to {known}): upgrade perdure, or choose another {alternative}"
+            f"{location} was written by a newer version of perdure ({unit} {number}; this version "
+            f"supports {unit}s up to {newest}): upgrade perdure, or choose another {alternative}"
         )

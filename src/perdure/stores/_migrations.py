@@ -41,16 +41,16 @@ def read_migrations(package: str, folder: str = "migrations") -> Sequence[Migrat
 
 
 def pending(
-    migrations: Sequence[Migration], applied: Collection[int], table: str
+    migrations: Sequence[Migration], applied_versions: Collection[int], table: str
 ) -> Sequence[Migration]:
     """Return the migrations that were not applied; raise if a newer perdure applied others."""
     newest = max(migration.version for migration in migrations)
-    stored = max(applied, default=0)
-    check_layout(f"table {table}", stored, newest, unit="migration", alternative="table")
-    return [migration for migration in migrations if migration.version not in applied]
+    newest_applied = max(applied_versions, default=0)
+    check_layout(f"table {table}", newest_applied, newest, unit="migration", alternative="table")
+    return [migration for migration in migrations if migration.version not in applied_versions]
 
 
-def announced(migrations: Sequence[Migration], table: str) -> Iterator[Migration]:
+def announce(migrations: Sequence[Migration], table: str) -> Iterator[Migration]:
     """Yield the migrations, and log each before it is applied.
 
     A migration that rebuilds a large table takes minutes, during which the process would otherwise

@@ -15,9 +15,9 @@ _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
 
 
 class Pool(Protocol):
-    """A source of connections; `where` names the server in errors."""
+    """A source of connections; `location` names the server in errors."""
 
-    where: str
+    location: str
 
     async def acquire(self) -> Any:
         """Return a connection for the caller's exclusive use until it is released."""
@@ -44,10 +44,10 @@ class ConnectionPool(ABC):
     """
 
     def __init__(
-        self, name: str, where: str, *, limit: int, connect_timeout: float, clock: Clock
+        self, name: str, location: str, *, limit: int, connect_timeout: float, clock: Clock
     ) -> None:
         self.name = name
-        self.where = where
+        self.location = location
         self._limit = limit
         self._connect_timeout = connect_timeout
         self._clock = clock
@@ -78,15 +78,15 @@ class ConnectionPool(ABC):
 
     async def connect(self) -> Any:
         """Open a connection outside the pool's limit, retrying for up to `connect_timeout`."""
-        began = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         pause = _FIRST_PAUSE
         while not self._is_closed:
             try:
                 return await self._connect_once()
             except StoreUnavailable as error:
-                tried = self._clock.monotonic() - began
-                if tried + pause > self._connect_timeout:
-                    raise StoreUnavailable(f"{error} (tried for {tried:.1f}s)") from error.__cause__
+                total = self._clock.monotonic() - started_at
+                if total + pause > self._connect_timeout:
+                    raise StoreUnavailable(f"{error} (tried for {total:.1f}s)") from error.__cause__
             await self._clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
         raise StoreClosed(f"this {self.name} store is closed; open a new one")
@@ -139,7 +139,7 @@ class ConnectionPool(ABC):
 class BorrowedPool:
     """A driver's pool that the user passed in, and that is never closed here."""
 
-    where = "the pool that was passed in"
+    location = "the pool that was passed in"
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool

@@ -14,11 +14,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 def queue_limits(queues: Mapping[str, int] | None, limit: int) -> dict[str, int]:
     """Return the limit for each queue; "" stands for runs in no queue."""
-    asked = {"": limit} if queues is None else queues
-    for name, most in asked.items():
+    limits = {"": limit} if queues is None else queues
+    for name, most in limits.items():
         check_prefix(name, "queues")
         check_limit(most, "queues")
-    return {name: min(most, limit) for name, most in asked.items() if min(most, limit) > 0}
+    return {name: min(most, limit) for name, most in limits.items() if min(most, limit) > 0}
 
 
 def in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
@@ -30,16 +30,16 @@ def in_order(runs: Sequence[NewRun]) -> Sequence[NewRun]:
     if len(runs) == 1:
         return runs
     at_once = sum(run.wake_at is None for run in runs)
-    scheduled = Counter[datetime]()
-    ordered: list[NewRun] = []
+    runs_at = Counter[datetime]()
+    spaced_runs: list[NewRun] = []
     for run in runs:
         if run.wake_at is None:
             at_once -= 1
             head_start = run.head_start + at_once * _MICROSECOND
-            ordered.append(replace(run, head_start=head_start) if at_once else run)
+            spaced_runs.append(replace(run, head_start=head_start) if at_once else run)
         else:
-            ordered.append(
-                replace(run, wake_at=run.wake_at + scheduled[run.wake_at] * _MICROSECOND)
+            spaced_runs.append(
+                replace(run, wake_at=run.wake_at + runs_at[run.wake_at] * _MICROSECOND)
             )
-            scheduled[run.wake_at] += 1
-    return ordered
+            runs_at[run.wake_at] += 1
+    return spaced_runs

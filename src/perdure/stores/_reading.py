@@ -65,19 +65,19 @@ class reading:  # noqa: N801  # a context manager, like contextlib.suppress
             raise StoreCorrupted(f"run {self._id!r} cannot be read: {error}") from error
 
 
-def merged(snapshot: object, *deltas: object) -> Snapshot:
+def merge_journal(snapshot: object, *deltas: object) -> Snapshot:
     """Return a stored snapshot with its journal applied, or raise `SnapshotFormatError`.
 
     The snapshot belongs to the caller, and may be returned as it is.
     """
     if not deltas and is_merged(snapshot):
         return cast("Snapshot", snapshot)
-    whole = merge_snapshots(
+    merged_snapshot = merge_snapshots(
         cast("Snapshot", snapshot), *cast("Sequence[Mapping[str, object]]", deltas)
     )
-    if "execution" not in whole:
+    if "execution" not in merged_snapshot:
         raise SnapshotFormatError(["execution is missing"])
-    return whole
+    return merged_snapshot
 
 
 def read_grant(
@@ -107,7 +107,7 @@ class Setbacks:
     async def postpone(self, unreadable: Sequence[Unreadable], release: Release) -> bool:
         """Release unreadable runs for later, logging new ones; return whether that succeeded."""
         for lease, now, error in unreadable:
-            delay = self._grow(lease.id, error)
+            delay = self._next_delay(lease.id, error)
             try:
                 await release([lease], wake_at=now + delay)
             except StoreError as failure:
@@ -117,7 +117,7 @@ class Setbacks:
                 return False
         return True
 
-    def _grow(self, id: str, error: StoreCorrupted) -> timedelta:
+    def _next_delay(self, id: str, error: StoreCorrupted) -> timedelta:
         last = self._delays.pop(id, None)
         if last is None:
             logger.error("%s; it is left out of claims for a while", error, exc_info=error)
@@ -136,15 +136,15 @@ async def claim_readable(
 ) -> list[Grant]:
     """Claim up to `limit` readable runs, within the limits of their queues."""
     grants: list[Grant] = []
-    left = dict(queues)
-    while len(grants) < limit and left:
-        claimed = await claim(limit - len(grants), left)
-        readable = [each for each in claimed if isinstance(each, Grant)]
+    quotas = dict(queues)
+    while len(grants) < limit and quotas:
+        answers = await claim(limit - len(grants), quotas)
+        readable = [each for each in answers if isinstance(each, Grant)]
         grants += readable
-        unreadable = [each for each in claimed if isinstance(each, Unreadable)]
+        unreadable = [each for each in answers if isinstance(each, Unreadable)]
         if not unreadable or not await postpone(unreadable):
             break
         for grant in readable:
-            left[grant.queue] -= 1
-        left = {queue: most for queue, most in left.items() if most > 0}
+            quotas[grant.queue] -= 1
+        quotas = {queue: most for queue, most in quotas.items() if most > 0}
     return grants

@@ -14,7 +14,7 @@ from perdure.store import Count, Page, Query, RunSummary
 from perdure.stores._prefix import end_of_prefix
 from perdure.validation import check_flag, check_id, check_prefix
 
-EXAMINED = 20_000
+MAX_EXAMINED = 20_000
 """The maximum number of runs that one search examines."""
 
 
@@ -25,11 +25,11 @@ class Position(NamedTuple):
     id: str
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The runs that a backend found, in order.
 
-    `stopped_at` is the last run that was examined, if the search stopped after examining `EXAMINED`
-    runs. It is `None` if the search found enough runs or reached the end.
+    `stopped_at` is the last run that was examined, if the search stopped after examining
+    `MAX_EXAMINED` runs. It is `None` if the search found enough runs or reached the end.
     """
 
     runs: Sequence[RunSummary]
@@ -71,14 +71,14 @@ def shows_system_runs(query: Query) -> bool:
     return query.prefix.startswith("~")
 
 
-def page_of(query: Query, found: Found, limit: int) -> Page:
+def page_of(query: Query, result: SearchResult, limit: int) -> Page:
     """Return the results of a search for up to `limit` runs as a page."""
-    runs = tuple(with_cursor(query, run) for run in found.runs)
+    runs = tuple(with_cursor(query, run) for run in result.runs)
     if len(runs) == limit:
         return Page(runs, runs[-1].cursor)
-    if found.stopped_at is None:
+    if result.stopped_at is None:
         return Page(runs)
-    return Page(runs, _cursor(found.stopped_at), found.stopped_at.time)
+    return Page(runs, _cursor(result.stopped_at), result.stopped_at.time)
 
 
 def with_cursor(query: Query, run: RunSummary) -> RunSummary:
@@ -120,14 +120,18 @@ def matches(query: Query, run: RunSummary) -> bool:
     )
 
 
-def find(runs: Iterable[RunSummary], query: Query, limit: int, after: Position | None) -> Found:
+def find(
+    runs: Iterable[RunSummary], query: Query, limit: int, after: Position | None
+) -> SearchResult:
     """Search these runs; all of them are examined."""
-    placed = ((position_of(query, run), run) for run in runs if matches(query, run))
+    candidates = ((position_of(query, run), run) for run in runs if matches(query, run))
     if after is not None:
         oldest_first = query.oldest_first
-        placed = (each for each in placed if each[0] != after and (each[0] > after) == oldest_first)
-    ordered = sorted(placed, key=lambda each: each[0], reverse=not query.oldest_first)
-    return Found([run for _, run in ordered[:limit]])
+        candidates = (
+            each for each in candidates if each[0] != after and (each[0] > after) == oldest_first
+        )
+    sorted_runs = sorted(candidates, key=lambda each: each[0], reverse=not query.oldest_first)
+    return SearchResult([run for _, run in sorted_runs[:limit]])
 
 
 def count(runs: Iterable[RunSummary], query: Query, cap: int) -> list[Count]:

@@ -54,8 +54,8 @@ from perdure.stores._lifecycle import Lifecycle
 from perdure.stores._queueing import in_order, queue_limits
 from perdure.stores._reading import Setbacks, Unreadable, claim_readable
 from perdure.stores._searching import (
-    EXAMINED,
-    Found,
+    MAX_EXAMINED,
+    SearchResult,
     check_query,
     count,
     is_counted_by_index,
@@ -135,14 +135,14 @@ class StoreShell(AsyncCloseable, Generic[B]):
         statuses = () if status is None else (status,)
         workflows = () if workflow is None else (workflow,)
         query = check_query(Query(prefix=prefix, statuses=statuses, workflows=workflows))
-        found = Found((), read_cursor(after))
+        result = SearchResult((), read_cursor(after))
         runs: list[RunSummary] = []
         check_limit(limit)
         await self._life.ready()
         while len(runs) < limit:
-            found = await self._backend.search(query, limit - len(runs), found.stopped_at)
-            runs += (with_cursor(query, run) for run in found.runs)
-            if found.stopped_at is None:
+            result = await self._backend.search(query, limit - len(runs), result.stopped_at)
+            runs += (with_cursor(query, run) for run in result.runs)
+            if result.stopped_at is None:
                 break
         return runs
 
@@ -153,7 +153,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
 
     async def append(self, entries: Sequence[Entry], /) -> Sequence[Verdict]:
         """Write the entries together and return a verdict on each, in order."""
-        # Each step comes here: asked first, which saves it a coroutine.
+        # Called for every step: checking first avoids creating a coroutine.
         if not self._life.is_ready:
             await self._life.ready()
         check_entries(entries, self._max_value_size)
@@ -173,15 +173,15 @@ class StoreShell(AsyncCloseable, Generic[B]):
         unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
         if unreadable:
             await self._postpone(unreadable)
-        refused = [
+        refused_ids = [
             request.id
             for request, answer in zip(requests, answers, strict=True)
             if not isinstance(answer, Grant)
         ]
         # An extra query, but only after a refusal, which is rare. The owner may have changed in the
         # meantime; this is safe, because a takeover with `instead_of` compares the owner again.
-        owners = await self._backend.owners(refused) if refused else ()
-        ownerships = dict(zip(refused, owners, strict=True))
+        owners = await self._backend.owners(refused_ids) if refused_ids else ()
+        ownerships = dict(zip(refused_ids, owners, strict=True))
         return [
             answer if isinstance(answer, Grant) else _refusal(request, answer, ownerships)
             for request, answer in zip(requests, answers, strict=True)
@@ -239,7 +239,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         if not limits or _is_empty(drives):
             return []
         return await claim_readable(
-            lambda left, queues: self._backend.claim(owner, ttl, left, drives, queues),
+            lambda count, queues: self._backend.claim(owner, ttl, count, drives, queues),
             limit,
             limits,
             self._postpone,
@@ -331,10 +331,10 @@ class StoreShell(AsyncCloseable, Generic[B]):
         await self._life.ready()
         if is_counted_by_index(query):
             return await self._backend.counts(query, cap)
-        found = await self._backend.search(query, EXAMINED, None)
-        is_partial = found.stopped_at is not None or len(found.runs) == EXAMINED
-        counted = count(found.runs, query, cap)
-        return [replace(each, capped=True) for each in counted] if is_partial else counted
+        result = await self._backend.search(query, MAX_EXAMINED, None)
+        is_partial = result.stopped_at is not None or len(result.runs) == MAX_EXAMINED
+        counts = count(result.runs, query, cap)
+        return [replace(each, capped=True) for each in counts] if is_partial else counts
 
     async def _documents_ready(self) -> None:
         await self._life.ready()
@@ -386,14 +386,14 @@ class TransactionShell(StoreShell[TB]):
         check_id(id)
         await self._life.ready()
 
-        async def checked(connection: Any) -> Entry:
+        async def checked_work(connection: Any) -> Entry:
             entry = await work(connection)
             if (entry.id, entry.epoch) != (id, epoch):
                 raise InvalidArgument("work", entry, f"an entry of run {id!r} and epoch {epoch}")
             check_entries([entry], self._max_value_size)
             return entry
 
-        return await self._backend.transact(id, epoch, checked)
+        return await self._backend.transact(id, epoch, checked_work)
 
 
 class NotifyShell(StoreShell[NB]):

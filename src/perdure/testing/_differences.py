@@ -26,31 +26,31 @@ def difference(clean: Run, survived: Run, *, values: bool) -> str:
     lines = list(
         unified_diff(before, after, "without a crash", "after the crash", n=1, lineterm="")
     )
-    shown = [line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…" for line in lines]
+    short_lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…" for line in lines]
     if len(lines) > MAX_LINES:
-        shown[MAX_LINES:] = [f"… and {len(lines) - MAX_LINES} more lines"]
-    return "\n".join(shown)
+        short_lines[MAX_LINES:] = [f"… and {len(lines) - MAX_LINES} more lines"]
+    return "\n".join(short_lines)
 
 
 def _description(run: Run, values: bool) -> Iterator[str]:
     yield f"status: {run.status}"
     if values:
-        yield from _formatted("output", run.output)
-        yield from _formatted("error", run.error)
+        yield from _format("output", run.output)
+        yield from _format("error", run.error)
     # After a crash, a question may be asked again with another token.
-    for step in _ordered([step for step in run.history if not step.key.startswith(NOTIFY)]):
+    for step in _sort_steps([step for step in run.history if not step.key.startswith(NOTIFY)]):
         name = _NUMBERS.sub("", step.key)
         branch = f" in branch {step.branch}" if step.branch else ""
         yield f"{step.kind} {name}{branch}: {'ok' if step.ok else 'failed'}"
         if values and not step.ok:
-            yield from _formatted("error", step.error)
+            yield from _format("error", step.error)
         elif values and step.kind in _OF_OTHERS:
-            yield from _formatted("run", step.run)
+            yield from _format("run", step.run)
         elif values:
-            yield from _formatted("value", _value(step))
+            yield from _format("value", _value(step))
 
 
-def _ordered(history: Sequence[StepInfo]) -> list[StepInfo]:
+def _sort_steps(history: Sequence[StepInfo]) -> list[StepInfo]:
     """Return the steps in a deterministic order.
 
     Branches finish in any order, but the steps of one branch do not. The exception are items of a
@@ -78,7 +78,7 @@ def _value(step: StepInfo) -> object:
     return step.value
 
 
-def _formatted(name: str, value: object) -> Iterator[str]:
+def _format(name: str, value: object) -> Iterator[str]:
     """Format a value as lines that are short enough to compare."""
     for line in pformat(value, width=_WIDTH - 20, compact=True, sort_dicts=False).splitlines():
         yield f"    {name}: {line}"

@@ -14,11 +14,11 @@ class ExpectedLogs(logging.Filter):
     a crash has already logged.
     """
 
-    def __init__(self, planned: type[BaseException]) -> None:
+    def __init__(self, crash: type[BaseException]) -> None:
         super().__init__()
         self.is_learning = True
-        self._planned = planned
-        self._known: set[tuple[str, int, str]] = set()
+        self._crash = crash
+        self._logged_before: set[tuple[str, int, str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record should be logged."""
@@ -28,18 +28,18 @@ class ExpectedLogs(logging.Filter):
             return False
         template = (record.name, record.levelno, str(record.msg))
         if self.is_learning:
-            self._known.add(template)
+            self._logged_before.add(template)
             return True
-        return template not in self._known
+        return template not in self._logged_before
 
     def _is_planned(self, error: BaseException) -> bool:
-        return any(isinstance(each, self._planned) for each in _chain(error))
+        return any(isinstance(each, self._crash) for each in _chain(error))
 
 
 @contextmanager
-def without_expected_logs(planned: type[BaseException]) -> Generator[ExpectedLogs]:
+def without_expected_logs(crash: type[BaseException]) -> Generator[ExpectedLogs]:
     """Filter what perdure logs inside the block."""
-    expected = ExpectedLogs(planned)
+    log_filter = ExpectedLogs(crash)
     # The filter of a logger does not see records of its child loggers.
     loggers = [
         logger
@@ -47,12 +47,12 @@ def without_expected_logs(planned: type[BaseException]) -> Generator[ExpectedLog
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in _LOGGERS
     ]
     for logger in loggers:
-        logger.addFilter(expected)
+        logger.addFilter(log_filter)
     try:
-        yield expected
+        yield log_filter
     finally:
         for logger in loggers:
-            logger.removeFilter(expected)
+            logger.removeFilter(log_filter)
 
 
 def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:

@@ -16,8 +16,8 @@ async def problems_of(
     files: Iterable[Path], workflows: Sequence[Definition[Any, Any]], deps: object
 ) -> list[str]:
     """Replay the run in each file; return one line for each run that does not fit."""
-    found = [(file, await _problem_of(file, workflows, deps)) for file in sorted(files)]
-    return [f"{file.name}: {problem}" for file, problem in found if problem]
+    problems = [(file, await _problem_of(file, workflows, deps)) for file in sorted(files)]
+    return [f"{file.name}: {problem}" for file, problem in problems if problem]
 
 
 async def _problem_of(file: Path, workflows: Sequence[Definition[Any, Any]], deps: object) -> str:

@@ -31,7 +31,7 @@ _YIELDS_WITHOUT_READY = 100
 class _Sleeper:
     deadline: timedelta
     number: int
-    woken: asyncio.Future[None] = field(compare=False)
+    wake_up: asyncio.Future[None] = field(compare=False)
 
 
 class NotFinished(AssertionError):
@@ -61,7 +61,7 @@ class TestClock:
     @property
     def sleepers(self) -> int:
         """The number of tasks that are sleeping on this clock."""
-        return sum(not sleeper.woken.done() for sleeper in self._sleepers)
+        return sum(not sleeper.wake_up.done() for sleeper in self._sleepers)
 
     async def sleep(self, seconds: float | timedelta, /) -> None:
         """Wait until the clock has advanced this far; zero or less yields to the loop once."""
@@ -69,9 +69,9 @@ class TestClock:
         if deadline <= self._elapsed:
             await _yield_once()
             return
-        woken = asyncio.get_running_loop().create_future()
-        heappush(self._sleepers, _Sleeper(deadline, next(self._numbers), woken))
-        await woken
+        wake_up = asyncio.get_running_loop().create_future()
+        heappush(self._sleepers, _Sleeper(deadline, next(self._numbers), wake_up))
+        await wake_up
 
     async def advance(self, duration: Duration) -> None:
         """Advance the clock, waking sleeping tasks in the order of their deadlines.
@@ -136,16 +136,16 @@ class TestClock:
                 await self._wake_until(deadline)
 
     def _next_deadline(self) -> timedelta | None:
-        while self._sleepers and self._sleepers[0].woken.done():
+        while self._sleepers and self._sleepers[0].wake_up.done():
             heappop(self._sleepers)
         return self._sleepers[0].deadline if self._sleepers else None
 
     async def _wake_until(self, target: timedelta) -> None:
         while self._sleepers and self._sleepers[0].deadline <= target:
             sleeper = heappop(self._sleepers)
-            if not sleeper.woken.done():
+            if not sleeper.wake_up.done():
                 self._elapsed = sleeper.deadline
-                sleeper.woken.set_result(None)
+                sleeper.wake_up.set_result(None)
                 await _idle()
         self._elapsed = target
 

@@ -67,12 +67,12 @@ class Exploration(msgspec.Struct, frozen=True):
     def assert_once(self, step: str) -> None:
         """Raise an `AssertionError` that names the crashes after which the step ran again."""
         if step not in self.steps:
-            known = ", ".join(map(repr, sorted(self.steps))) or "none"
-            raise InvalidArgument("step", step, f"the id of a step that ran: {known}")
+            known_steps = ", ".join(map(repr, sorted(self.steps))) or "none"
+            raise InvalidArgument("step", step, f"the id of a step that ran: {known_steps}")
         crashes = [*dict.fromkeys(self.repeats.get(step, ()))]
         if crashes:
-            listed = "".join(f"\n  {crash}" for crash in crashes)
-            raise AssertionError(f"step {step!r} ran again after{listed}")
+            crash_lines = "".join(f"\n  {crash}" for crash in crashes)
+            raise AssertionError(f"step {step!r} ran again after{crash_lines}")
 
 
 class CrashFound(AssertionError):
@@ -111,9 +111,17 @@ async def explore_crashes(
     the store calls of the schedule itself. The schedule must catch up the times that pass while no
     process runs, about a minute.
     """
-    known = [workflow, *(each for each in workflows if each is not workflow)]
-    start, sent = _start_of(payload, schedule), (events or {}, answers or {})
-    world = _World(known, start, *sent, deps, tuple(around), store or _memory, always_replay)
+    known_workflows = [workflow, *(each for each in workflows if each is not workflow)]
+    start, messages = _start_of(payload, schedule), (events or {}, answers or {})
+    world = _World(
+        known_workflows,
+        start,
+        *messages,
+        deps,
+        tuple(around),
+        store or _memory,
+        always_replay,
+    )
     return await _explore(world, _comparison(compare))
 
 
@@ -122,25 +130,25 @@ def _start_of(payload: object, schedule: Schedule | None) -> "_Trigger":
         return _Trigger(payload)
     if not isinstance(schedule, Schedule):
         raise InvalidArgument("schedule", schedule, 'a Schedule, such as Schedule(every="1h")')
-    return _Scheduled(payload, schedule)
+    return _ScheduleTrigger(payload, schedule)
 
 
 async def _explore(world: "_World", check: Callable[[Run, Run, str], None]) -> Exploration:
     repeats: defaultdict[str, list[str]] = defaultdict(list)
     crashes = 0
     with without_expected_logs(_Crash) as logs:
-        clean = await world.live(None, "before")
+        clean = await world.run_trial(None, "before")
         logs.is_learning = False
         for number, how in product(range(1, len(clean.calls) + 1), _HOWS):
-            survived = await world.live(number, how)
-            where = _describe(clean.calls, number, how)
-            _check_same_runs(clean, survived, where)
-            for one, other in zip(clean.runs, survived.runs, strict=True):
-                check(one, other, where)
-            for step in _repeated(clean, survived):
-                repeats[step].append(where)
+            recovered = await world.run_trial(number, how)
+            description = _describe(clean.calls, number, how)
+            _check_same_runs(clean, recovered, description)
+            for one, other in zip(clean.runs, recovered.runs, strict=True):
+                check(one, other, description)
+            for step in _repeated_steps(clean, recovered):
+                repeats[step].append(description)
             # A workflow that depends on real time may make fewer store calls the second time.
-            crashes += survived.crashed
+            crashes += recovered.crashed
     return Exploration(crashes, frozenset(start.step for start in clean.starts), dict(repeats))
 
 
@@ -160,7 +168,7 @@ class _Start(NamedTuple):
     key: str
 
 
-class _Life(NamedTuple):
+class _Trial(NamedTuple):
     """A run from its trigger to its end, with at most one crash in between, and its child runs.
 
     `runs` begins with the run itself. `calls` are the store calls of the first process, `crashed`
@@ -175,13 +183,13 @@ class _Life(NamedTuple):
     recorded: frozenset[tuple[str, str]]
 
 
-def _check_same_runs(clean: _Life, survived: _Life, where: str) -> None:
+def _check_same_runs(clean: _Trial, survived: _Trial, description: str) -> None:
     before, after = ([run.id for run in life.runs] for life in (clean, survived))
     if before != after:
-        raise CrashFound(f"after {where} there are the runs {after}, and without it {before}")
+        raise CrashFound(f"after {description} there are the runs {after}, and without it {before}")
 
 
-def _repeated(clean: _Life, survived: _Life) -> Iterator[str]:
+def _repeated_steps(clean: _Trial, survived: _Trial) -> Iterator[str]:
     """Yield the id of each step call that ran again after the crash."""
     kinds = {(run.id, step.key): step.kind for run in survived.runs for step in run.history}
     for start, times in (survived.starts - clean.starts).items():
@@ -210,7 +218,7 @@ class _Trigger:
         return None
 
 
-class _Scheduled(_Trigger):
+class _ScheduleTrigger(_Trigger):
     """Creates a schedule with three times, the same in every run of the workflow."""
 
     def __init__(self, payload: object, schedule: Schedule) -> None:
@@ -260,7 +268,7 @@ class _World:
         self._store = store
         self._always_replay = always_replay
 
-    async def live(self, fail_at: int | None, how: How) -> _Life:
+    async def run_trial(self, fail_at: int | None, how: How) -> _Trial:
         """Run the workflow in a process that crashes at a store call, then in another one."""
         clock = TestClock()
         starts: Counter[_Start] = Counter()
@@ -270,14 +278,14 @@ class _World:
         try:
             runs = await self._process(inner, first, clock, starts)
             if runs is None:
-                recorded = await _recorded(inner)
+                recorded = await _recorded_steps(inner)
                 await clock.advance(_LEASE * 2)
                 runs = await self._process(inner, FaultyStore(inner), clock, starts)
         finally:
             await inner.close()
         if runs is None:
             raise CrashFound(f"{self._workflow!r} did not end after a crash {how} call {fail_at}")
-        return _Life(runs, first.calls, first.failed, starts, recorded)
+        return _Trial(runs, first.calls, first.failed, starts, recorded)
 
     async def _process(
         self, inner: Store, store: FaultyStore, clock: TestClock, starts: Counter[_Start]
@@ -319,17 +327,19 @@ class _World:
             await self._start.begin(runtime, self._workflow)
             for _ in range(_MAX_ROUNDS):
                 runs = await _all_runs(reader)
-                again = await self._start.next_time(reader)
+                next_time = await self._start.next_time(reader)
                 if all(run.over for run in runs) and await self._start.is_over(reader):
                     return runs
                 # A run that waits for another run is woken by that run, not by time, and a run that
                 # a schedule has started is due.
-                is_alone = again is None and len(runs) == 1
+                is_alone = next_time is None and len(runs) == 1
                 if is_alone or not await runtime.sweep():
                     if store.failed:
                         # A sweep only logs the failure, but time must not pass for a dead process.
                         raise _Crash
-                    await self._wake(runtime, clock, [run for run in runs if not run.over], again)
+                    await self._wake(
+                        runtime, clock, [run for run in runs if not run.over], next_time
+                    )
                     await runtime.sweep()
         run = next((run for run in runs if not run.over), None)
         if run is None:
@@ -342,7 +352,7 @@ class _World:
         )
 
     async def _wake(
-        self, runtime: Runtime, clock: TestClock, runs: Sequence[Run], again: datetime | None
+        self, runtime: Runtime, clock: TestClock, runs: Sequence[Run], next_time: datetime | None
     ) -> None:
         """Send an event that a run waits for, or advance the clock to the next wake time."""
         waits = [(run.id, wait) for run in runs for wait in run.pending]
@@ -357,7 +367,7 @@ class _World:
                     await self._answers[wait.id](runtime, wait)
                 return
         wakes = [wait.wake_at for _, wait in waits if wait.wake_at is not None]
-        wakes += [] if again is None else [again]
+        wakes += [] if next_time is None else [next_time]
         pause = min(wakes) - clock.now() if wakes else _LEASE * 2
         await clock.advance(max(pause, timedelta(0)))
 
@@ -369,7 +379,7 @@ async def _all_runs(reader: Client) -> list[Run]:
     return [run for run in runs if run is not None]
 
 
-async def _recorded(store: Store) -> frozenset[tuple[str, str]]:
+async def _recorded_steps(store: Store) -> frozenset[tuple[str, str]]:
     """Return the runs and keys of all recorded steps."""
     summaries = await store.list(limit=_MAX_RUNS)
     snapshots = [(summary.id, await store.load(summary.id)) for summary in summaries]
@@ -390,13 +400,13 @@ def _comparison(compare: Compare) -> Callable[[Run, Run, str], None]:
     if not callable(compare) and compare not in ("values", "shape"):
         raise InvalidArgument("compare", compare, '"values", "shape" or a function of two runs')
 
-    def check(clean: Run, survived: Run, where: str) -> None:
+    def check(clean: Run, survived: Run, description: str) -> None:
         if callable(compare):
             try:
                 compare(clean, survived)
             except AssertionError as error:
-                raise CrashFound(f"after {where}: {error}") from error
+                raise CrashFound(f"after {description}: {error}") from error
         elif diff := difference(clean, survived, values=compare == "values"):
-            raise CrashFound(f"after {where} the run differs:\n{diff}")
+            raise CrashFound(f"after {description} the run differs:\n{diff}")
 
     return check

@@ -145,18 +145,18 @@ def _perdure_stubs(request: pytest.FixtureRequest) -> Iterator[list[Stubs]]:
     # Not every test has to use the stubs of its module. If no step ran without a stub, nothing
     # happened that a stub should have prevented.
     own = [mark for mark in request.node.own_markers if mark.name == _MARK]
-    named = {step for mark in own for step in mark.kwargs.get("steps", ())}
+    marked_steps = {step for mark in own for step in mark.kwargs.get("steps", ())}
     for each in stubs:
-        if each.executed and (unused := each.unused & named):
+        if each.executed and (unused := each.unused & marked_steps):
             warnings.warn(
-                f"stubs that no step used: {_listed(unused)}; "
-                f"steps that ran without a stub: {_listed(each.executed)}",
+                f"stubs that no step used: {_join_names(unused)}; "
+                f"steps that ran without a stub: {_join_names(each.executed)}",
                 pytest.PytestWarning,
                 stacklevel=1,
             )
 
 
-def _listed(steps: set[str]) -> str:
+def _join_names(steps: set[str]) -> str:
     return ", ".join(map(repr, sorted(steps)))
 
 

@@ -68,11 +68,11 @@ async def replay_snapshot(
     same way. Pass the `run_id` of the stored run if the function uses it. `workflows` are other
     versions of the workflow, and the workflows that it starts.
     """
-    known = [workflow, *(each for each in workflows if each is not workflow)]
+    all_workflows = [workflow, *(each for each in workflows if each is not workflow)]
     store = MemoryStore(clock=TestClock(parse_iso(snapshot["execution"]["lastUpdated"])))
-    runtime = Runtime(store, workflows=known, deps=deps)
+    runtime = Runtime(store, workflows=all_workflows, deps=deps)
     try:
-        definition, live = runtime.registry.for_run(run_id, _revived(snapshot))
+        definition, live = runtime.registry.for_run(run_id, _reopen(snapshot))
         payload = definition.receive(live)
     except PerdureError as error:
         return Replay(str(error))
@@ -90,17 +90,21 @@ async def replay_snapshot(
     return replay
 
 
-def _revived(snapshot: Snapshot) -> Snapshot:
+def _reopen(snapshot: Snapshot) -> Snapshot:
     """Return a run as it was before it ended, without its actions on other runs."""
-    stored = assert_valid_snapshot(snapshot)
-    block: Any = {"status": "running", "lastUpdated": stored["execution"]["lastUpdated"]}
-    if waits := open_waits(stored):
+    stored_snapshot = assert_valid_snapshot(snapshot)
+    block: Any = {"status": "running", "lastUpdated": stored_snapshot["execution"]["lastUpdated"]}
+    if waits := open_waits(stored_snapshot):
         block["pending"] = waits
-    metadata = {**(stored.get("metadata") or {})}
+    metadata = {**(stored_snapshot.get("metadata") or {})}
     metadata.pop("replyTo", None)
-    revived = {**stored, "execution": cast(ExecutionBlock, block), "metadata": metadata}
-    revived.update(outbox={}, waits={})
-    return cast(Snapshot, revived)
+    open_snapshot = {
+        **stored_snapshot,
+        "execution": cast(ExecutionBlock, block),
+        "metadata": metadata,
+    }
+    open_snapshot.update(outbox={}, waits={})
+    return cast(Snapshot, open_snapshot)
 
 
 def _program(

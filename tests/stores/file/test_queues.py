@@ -221,7 +221,7 @@ class TestLayout:
         async with FileStore(tmp_path) as store:
             with pytest.raises(
                 StoreError,
-                match=r"newer .* \(layout 3; this version knows layouts up to 2\): upgrade",
+                match=r"newer .* \(layout 3; this version supports layouts up to 2\): upgrade",
             ):
                 await store.load("run")
             assert not (tmp_path / "runs").exists()

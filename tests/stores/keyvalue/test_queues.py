@@ -228,7 +228,7 @@ async def test_a_newer_layout_is_refused(kv: WatchedKeyValue, store: KeyValueRun
     """The error says what to do; without a number, the layout is an earlier one."""
     await kv.set("perdure:layout", "3")
     with pytest.raises(
-        StoreError, match=r"newer .* \(layout 3; this version knows layouts up to 2\): upgrade"
+        StoreError, match=r"newer .* \(layout 3; this version supports layouts up to 2\): upgrade"
     ):
         await store.load("run")
     await kv.delete("perdure:layout")

@@ -103,7 +103,7 @@ async def test_an_incomplete_response_is_an_error(answer: bytes) -> None:
     async with hosted(answer) as (host, http):
         with pytest.raises(NoResponse, match="may have received") as raised:
             await post(host, http)
-        assert raised.value.sent
+        assert raised.value.was_sent
 
 
 async def test_a_refused_connection_means_not_sent() -> None:
@@ -112,7 +112,7 @@ async def test_a_refused_connection_means_not_sent() -> None:
         host.url = "http://127.0.0.1:9/v2/pipeline"
         with pytest.raises(NoResponse, match="here does not answer") as raised:
             await post(host, http)
-        assert not raised.value.sent
+        assert not raised.value.was_sent
 
 
 async def test_a_late_response_times_out() -> None:
@@ -121,7 +121,7 @@ async def test_a_late_response_times_out() -> None:
     async with hosted(late, OK, timeout=0.1) as (host, http):
         with pytest.raises(NoResponse) as raised:
             await post(host, http)
-        assert raised.value.sent
+        assert raised.value.was_sent
         assert await post(host, http) == Response(200, b"{}")
         assert host.connections == 2
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from perdure.stores.memory.due_index import DueIndex, Indexed
+from perdure.stores.memory.due_index import DueIndex, IndexedRun
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -10,8 +10,8 @@ MINUTE = timedelta(minutes=1)
 
 def test_stale_entries_are_dropped_without_queries() -> None:
     """Runs that are indexed again and again leave no entries behind, even if `due` is not used."""
-    index: DueIndex[Indexed] = DueIndex()
-    runs = [Indexed(id=f"{number}") for number in range(10)]
+    index: DueIndex[IndexedRun] = DueIndex()
+    runs = [IndexedRun(id=f"{number}") for number in range(10)]
     for turn in range(10_000):
         run = runs[turn % 10]
         run.wake_at = NOON + turn * MINUTE
@@ -24,8 +24,8 @@ def test_stale_entries_are_dropped_without_queries() -> None:
 
 def test_a_run_that_was_removed_or_has_no_wake_time_is_not_due() -> None:
     """A previous entry of such a run does not count."""
-    index: DueIndex[Indexed] = DueIndex()
-    removed, asleep = Indexed(id="a", wake_at=NOON), Indexed(id="b", wake_at=NOON)
+    index: DueIndex[IndexedRun] = DueIndex()
+    removed, asleep = IndexedRun(id="a", wake_at=NOON), IndexedRun(id="b", wake_at=NOON)
     index.put(removed)
     index.put(asleep)
     index.remove(removed)

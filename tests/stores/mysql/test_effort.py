@@ -8,7 +8,7 @@ import pytest
 
 from perdure.store import Drivable, Query
 from perdure.stores import mysql
-from perdure.stores._searching import EXAMINED
+from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.tags import tag_digest
 from perdure.testing.conformance.harness import drives
@@ -116,7 +116,7 @@ async def test_a_search_that_finds_nothing_stops(store: MysqlStore) -> None:
     page, number = await rows_read(store, store.search(Query(queue="none", prefix="run "), 10))
     assert page.runs == ()
     assert page.searched_until is not None
-    assert number < 5 * EXAMINED
+    assert number < 5 * MAX_EXAMINED
 
 
 async def test_counts_stop_at_the_cap(store: MysqlStore) -> None:
@@ -124,7 +124,7 @@ async def test_counts_stop_at_the_cap(store: MysqlStore) -> None:
     counts, number = await rows_read(store, store.counts(Query(statuses=("failed",)), 10))
     assert {(each.count, each.capped) for each in counts} == {(10, True)}
     assert len(counts) == 7
-    assert number < 4 * EXAMINED
+    assert number < 4 * MAX_EXAMINED
 
 
 CLAIMS: dict[str, tuple[Callable[[MysqlStore], Awaitable[Any]], int]] = {

@@ -186,7 +186,7 @@ async def test_a_newer_layout_is_refused(redis_url: str, redis_prefix: str, admi
     admin.hset(Keys(redis_prefix).marks[-1], "layout", "3")
     async with redis(redis_url, namespace=redis_prefix) as store:
         with pytest.raises(
-            StoreError, match=r"\(layout 3; this version knows layouts up to 2\): upgrade"
+            StoreError, match=r"\(layout 3; this version supports layouts up to 2\): upgrade"
         ):
             await store.save("run", snapshot())
     assert not [key for key in admin.keys(f"{redis_prefix}:*") if ":2:" in str(key)]

@@ -25,7 +25,7 @@ from perdure.store import (
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite.connection import drive
-from perdure.stores.sqlite.leases import Leased
+from perdure.stores.sqlite.leases import LeasedRun
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schedule import ScheduleVerbs
 from perdure.stores.sqlite.schema import split_script
@@ -231,7 +231,7 @@ async def test_a_claim_replaces_runs_that_others_claimed_in_the_meantime(
     verbs = ScheduleVerbs(Statements("perdure_runs"), "", lambda: 2_000_000_000_000_000)
     others: list[str] = []
 
-    def interrupted(claim: Verb[Sequence[Leased]]) -> Verb[Sequence[Leased]]:
+    def interrupted(claim: Verb[Sequence[LeasedRun]]) -> Verb[Sequence[LeasedRun]]:
         found = yield next(claim)
         rival = drive(database, verbs.claim("bob", HOUR, 3, None, {"": 3}))
         others.extend(leased.lease.id for leased in rival)
@@ -240,7 +240,7 @@ async def test_a_claim_replaces_runs_that_others_claimed_in_the_meantime(
             while True:
                 statements = claim.send((yield statements))
         except StopIteration as done:
-            leased: Sequence[Leased] = done.value
+            leased: Sequence[LeasedRun] = done.value
             return leased
 
     claim = verbs.claim("ana", HOUR, 4, [Drivable("mail", 1, 1)], {"": 4})

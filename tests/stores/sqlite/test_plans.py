@@ -13,7 +13,7 @@ import pytest
 
 from perdure.store import Drivable, NewMessage, Query
 from perdure.stores._backend import PruneRequest
-from perdure.stores._searching import EXAMINED
+from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.sqlite.connection import drive, execute
 from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.runs import Verb
@@ -225,10 +225,10 @@ def test_a_search_examines_at_most_20000_runs(many: Recorder) -> None:
         page = many.run(lambda searches, _: searches.search(query, 20, position))
         pages += 1
         assert page.runs == []
-        assert many.steps < 200 * EXAMINED
+        assert many.steps < 200 * MAX_EXAMINED
         if (position := page.stopped_at) is None:
             break
-    assert pages == -(-MANY // EXAMINED)
+    assert pages == -(-MANY // MAX_EXAMINED)
 
 
 def test_a_message_costs_the_same_however_many_wait(few: Recorder) -> None:

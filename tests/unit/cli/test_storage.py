@@ -94,8 +94,8 @@ def test_runs_are_copied_to_another_store(perdure: Perdure) -> None:
     """Those that are not over are paused there; a second time, nothing is left to do."""
     other = {"PERDURE_STORE": "sqlite:///other.db"}
     arguments = ("store", "copy", "--to", "sqlite:///other.db", "--where", "done")
-    assert perdure(*arguments).stdout == "1 copied, 0 there already, 0 skipped.\n"
-    assert perdure(*arguments).stdout == "0 copied, 1 there already, 0 skipped.\n"
+    assert perdure(*arguments).stdout == "1 copied, 0 already existed, 0 skipped.\n"
+    assert perdure(*arguments).stdout == "0 copied, 1 already existed, 0 skipped.\n"
     assert "completed" in perdure("show", "done", env=other).stdout
 
 

@@ -103,8 +103,8 @@ class RunFacts(msgspec.Struct, frozen=True):
     def question(self, wait: str = "") -> WaitFacts | None:
         """Return the approval or callback of this name, or the only one without a name."""
         asks = [each for each in self.waits if each.kind in ("approval", "callback")]
-        found = [each for each in asks if wait in ("", each.id)]
-        return found[0] if len(found) == 1 else None
+        questions = [each for each in asks if wait in ("", each.id)]
+        return questions[0] if len(questions) == 1 else None
 
 
 class Difference(msgspec.Struct, frozen=True):

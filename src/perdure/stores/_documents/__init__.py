@@ -4,8 +4,8 @@ No transaction spans several documents, so correctness depends on the order of w
 a *head*, and replacing the head is the write that counts:
 
 1. A wake line is written before the head that makes it true, in the queue and with the workflow and
-   version of that head. A line only says where to look, so one whose run has changed its plans is
-   harmless; a run without a line would never be found.
+   version of that head. A line only says where to look, so a line that is out of date is harmless;
+   a run without a line would never be found.
 2. Whatever a new head refers to is written before it.
 3. Whatever the old head referred to is removed after it. Nothing reads it any longer, whether the
    process lives long enough to remove it or not.

@@ -31,7 +31,7 @@ from perdure.stores._documents.records import H
 from perdure.stores._documents.storage import Storage
 from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._timestamps import to_microseconds
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -131,7 +131,7 @@ class DocumentBackend(Generic[H]):
     async def stats(self) -> Stats:
         return await self._execute(self._headers.stats, self._now())
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await self._execute(self._headers.search, query, limit, after)
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:

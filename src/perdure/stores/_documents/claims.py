@@ -34,18 +34,18 @@ class DocumentClaims(DocumentLeases[H]):
 
     async def queues(self, at: int, limit: int, low: str, high: str | None, now: int) -> list[str]:
         """Return the queues whose runs need a worker at time `at`, by name."""
-        listed = await self.wakes.queues()
-        names = sorted(name for name in listed if name >= low and (high is None or name < high))
-        found: list[str] = []
-        while names and len(found) < limit:
-            count = max(limit - len(found), self.storage.read_ahead)
+        all_names = await self.wakes.queues()
+        names = sorted(name for name in all_names if name >= low and (high is None or name < high))
+        due_queues: list[str] = []
+        while names and len(due_queues) < limit:
+            count = max(limit - len(due_queues), self.storage.read_ahead)
             search = self._search(None, names[:count], at, now)
             async with self.wakes.gate():
-                found += await search.queues()
+                due_queues += await search.queues()
             # No claim reads a queue that is not listed, so nothing else would remove its lines.
             await search.tidy()
             names = names[count:]
-        return found[:limit]
+        return due_queues[:limit]
 
     async def claim(
         self,
@@ -60,22 +60,23 @@ class DocumentClaims(DocumentLeases[H]):
         search = self._search(drives, queues, now, now)
         end = after(now, ttl)
         grants: list[Granted] = []
-        left = dict(queues)
+        quotas = dict(queues)
         async with self.wakes.gate():
-            while wakes := await search.next(limit - len(grants), left):
+            while wakes := await search.next(limit - len(grants), quotas):
+                # Before the lease: if this worker dies, the line is how another one finds the run.
                 await self.wakes.add([wake._replace(at=end) for wake in wakes], now)
                 answers = await self._each(lambda wake: self._claim(wake, owner, ttl, now), wakes)
                 for wake, grant in zip(wakes, answers, strict=True):
-                    search.claimed(wake)
+                    search.mark_claimed(wake)
                     if grant is not None:
                         grants.append(grant)
-                        left[wake.queue] -= 1
+                        quotas[wake.queue] -= 1
         await search.tidy()
         return grants
 
     async def _claim(self, wake: Wake, owner: str, ttl: timedelta, now: int) -> Granted | None:
         run = self.storage.run(wake.id)
-        async with run.locked():
+        async with run.lock():
             head = await run.head()
             # Another process may have saved or recreated the run in the meantime.
             if head is None or head.wake(wake.at) != wake:

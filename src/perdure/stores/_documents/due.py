@@ -11,7 +11,7 @@ import msgspec
 from perdure.errors import StoreCorrupted
 from perdure.store import Drivable
 from perdure.stores._documents.records import H, Wake
-from perdure.stores._documents.runs import unconsumed
+from perdure.stores._documents.runs import unconsumed_messages
 from perdure.stores._documents.storage import Scan, Storage, StoredRun
 from perdure.stores._reading import FIRST_SETBACK, LONGEST_SETBACK, reading
 
@@ -96,17 +96,17 @@ class DueSearch(Generic[H]):
 
     async def next(self, limit: int, most: Mapping[str, int]) -> list[Wake]:
         """Return up to `limit` more runs, within the limits of their queues; none at the end."""
-        left = dict(most)
+        quotas = dict(most)
         wakes: list[Wake] = []
         while len(wakes) < limit:
-            searches = [self._queues[queue] for queue in left if left[queue] > 0]
+            searches = [self._queues[queue] for queue in quotas if quotas[queue] > 0]
             await self._read(searches, limit - len(wakes))
             ready = [(search.first, search) for search in searches if search.first is not None]
             if not ready:
                 break
             _, search = min(ready, key=lambda pair: pair[0])
             wakes.append(search.pop())
-            left[search.queue] -= 1
+            quotas[search.queue] -= 1
         return wakes
 
     async def queues(self) -> list[str]:
@@ -114,9 +114,9 @@ class DueSearch(Generic[H]):
         await self._read([*self._queues.values()], len(self._queues))
         return [search.queue for search in self._queues.values() if search.first is not None]
 
-    def claimed(self, wake: Wake) -> None:
-        """Note that the lines of a run have served their purpose."""
-        self._queues[wake.queue].scan.claimed(wake.id)
+    def mark_claimed(self, wake: Wake) -> None:
+        """Note that a run was claimed, so that its lines are no longer needed."""
+        self._queues[wake.queue].scan.mark_claimed(wake.id)
 
     async def tidy(self) -> None:
         """Remove the lines that turned out to be out of date."""
@@ -195,11 +195,11 @@ class _QueueSearch:
     def add(self, line: Wake, plan: Wake | None) -> None:
         """Add the run of a line if it is due and in this queue."""
         if plan is None or plan.at > self._at:
-            self.scan.postponed(line.id, plan)
+            self.scan.mark_outdated(line.id, plan)
             return
         if plan[2:] != line[2:]:
             # Otherwise, workers that cannot drive the run would read it again and again.
-            self.scan.postponed(line.id, plan)
+            self.scan.mark_outdated(line.id, plan)
         if plan.queue == self.queue and self._runs.accepts(plan):
             heappush(self._due, plan)
 
@@ -230,6 +230,6 @@ async def wake_time(run: StoredRun[H], head: H) -> int | None:
     """Return when a run needs a worker: a message that it awaits wakes it sooner."""
     if not head.awaits:
         return head.wake_at
-    messages = await unconsumed(run, head)
+    messages = await unconsumed_messages(run, head)
     times = (message.sent_at for message in messages if message.name in head.awaits)
     return min(times, default=head.wake_at)

@@ -18,7 +18,7 @@ from perdure.stores._documents.due import wake_time
 from perdure.stores._documents.records import H
 from perdure.stores._documents.runs import DocumentRuns
 from perdure.stores._reading import reading
-from perdure.stores._searching import Found, Position, count, find
+from perdure.stores._searching import Position, SearchResult, count, find
 from perdure.stores._timestamps import from_microseconds
 
 logger = logging.getLogger(__name__)
@@ -27,33 +27,33 @@ logger = logging.getLogger(__name__)
 class DocumentHeaders(DocumentRuns[H]):
     """Finds runs by the contents of their heads."""
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find runs, and then check which of them a message has woken."""
         heads = {self.public_id(head.id): head for head in await self._all(query.prefix)}
-        summaries = (head.summarized(self.prefix) for head in heads.values())
-        found = find(summaries, query, limit, after).runs
-        times = await self._wake_times([heads[run.id] for run in found])
-        return Found([_waking_at(run, times.get(self.prefix + run.id)) for run in found])
+        summaries = (head.to_summary(self.prefix) for head in heads.values())
+        runs = find(summaries, query, limit, after).runs
+        times = await self._wake_times([heads[run.id] for run in runs])
+        return SearchResult([_waking_at(run, times.get(self.prefix + run.id)) for run in runs])
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return runs by id, with their revisions; `None` for runs that cannot be read."""
-        return await self.storage.gather(self._revised, await self.heads(ids))
+        return await self.storage.gather(self._summarize, await self.heads(ids))
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
         """Count runs by workflow and status."""
-        return count((head.summarized(self.prefix) for head in await self._all()), query, cap)
+        return count((head.to_summary(self.prefix) for head in await self._all()), query, cap)
 
     async def stats(self, now: int) -> Stats:
         """Count runs by status and queue."""
         heads = await self._mine()
-        woken = await self._wake_times(heads)
+        wake_times = await self._wake_times(heads)
         by_queue: dict[str, QueueStats] = {}
         for head in heads:
-            wake_at = woken.get(head.id, head.wake_at)
+            wake_at = wake_times.get(head.id, head.wake_at)
             if wake_at is not None and not head.queue.startswith("~"):
                 name = head.queue.partition("/")[0]
                 queue = by_queue.get(name, QueueStats())
-                by_queue[name] = _counted(queue, wake_at, now, is_owned=head.owner is not None)
+                by_queue[name] = _count_run(queue, wake_at, now, is_owned=head.owner is not None)
         by_queue = {name: queue for name, queue in by_queue.items() if queue != QueueStats()}
         oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
         by_status = Counter[str](head.status for head in heads)
@@ -74,7 +74,7 @@ class DocumentHeaders(DocumentRuns[H]):
     async def prune(self, id: str, before: int) -> bool:
         """Delete a run if it is still over and was last written before `before`."""
         run = self.run(id)
-        async with run.locked():
+        async with run.lock():
             return await self._delete(
                 run, lambda head: is_over(head.status) and head.updated_at < before
             )
@@ -87,7 +87,7 @@ class DocumentHeaders(DocumentRuns[H]):
         system = self.prefix + "~"
         return [head for head in await self._all() if not head.id.startswith(system)]
 
-    async def _revised(self, head: H | StoreCorrupted | None) -> RunSummary | None:
+    async def _summarize(self, head: H | StoreCorrupted | None) -> RunSummary | None:
         if isinstance(head, StoreCorrupted):
             logger.error("%s; it has no summary", head, exc_info=head)
             return None
@@ -95,7 +95,7 @@ class DocumentHeaders(DocumentRuns[H]):
             return None
         progress = await self.storage.run(head.id).progress(head)
         revision = f"{head.epoch}.{head.base[1]}.{head.is_closed:d}.{progress}"
-        summary = _waking_at(head.summarized(self.prefix), await self._wake_time(head))
+        summary = _waking_at(head.to_summary(self.prefix), await self._wake_time(head))
         return replace(summary, revision=revision)
 
     async def _wake_times(self, heads: Sequence[H]) -> dict[str, int]:
@@ -118,7 +118,7 @@ def _waking_at(run: RunSummary, wake_at: int | None) -> RunSummary:
     return run if wake_at is None else replace(run, wake_at=from_microseconds(wake_at))
 
 
-def _counted(queue: QueueStats, wake_at: int, now: int, *, is_owned: bool) -> QueueStats:
+def _count_run(queue: QueueStats, wake_at: int, now: int, *, is_owned: bool) -> QueueStats:
     """Return the statistics of a queue with one more run counted."""
     if wake_at > now:
         return replace(queue, leased=queue.leased + is_owned)

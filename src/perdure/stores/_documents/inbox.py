@@ -6,7 +6,7 @@ from itertools import islice
 from perdure.errors import InvalidArgument
 from perdure.store import Delivery, Message, NewMessage, Receipt
 from perdure.stores._documents.records import H, Head, Wake
-from perdure.stores._documents.runs import DocumentRuns, unconsumed
+from perdure.stores._documents.runs import DocumentRuns, unconsumed_messages
 
 
 class DocumentInboxes(DocumentRuns[H]):
@@ -22,7 +22,7 @@ class DocumentInboxes(DocumentRuns[H]):
     async def _send(self, messages: Sequence[NewMessage], now: int) -> Sequence[Receipt]:
         run = self.run(messages[0].to)
         names = {message.name for message in messages}
-        async with run.locked():
+        async with run.lock():
             head = await run.head()
             if head is None:
                 return [Receipt(Delivery.UNKNOWN)] * len(messages)
@@ -32,17 +32,17 @@ class DocumentInboxes(DocumentRuns[H]):
             receipts = await run.deliver(head, messages, now)
             # Another process may have suspended the run in the meantime without seeing a message.
             last = await run.head()
-            again = None if last is None else _wake(last, names, now)
-            if again is not None and again != wake:
-                await self.wakes.add([again], now)
+            new_wake = None if last is None else _wake(last, names, now)
+            if new_wake is not None and new_wake != wake:
+                await self.wakes.add([new_wake], now)
         return receipts
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return a run's unconsumed messages."""
         run = self.run(id)
-        async with run.locked(shared=True):
+        async with run.lock(shared=True):
             head = await run.head()
-            messages = [] if head is None else await unconsumed(run, head)
+            messages = [] if head is None else await unconsumed_messages(run, head)
         last = 0 if after is None else _number(after)
         following = (message for message in messages if int(message.id) > last)
         return [message.as_message() for message in islice(following, limit)]

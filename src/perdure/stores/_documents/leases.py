@@ -12,7 +12,7 @@ from perdure.errors import StoreCorrupted
 from perdure.store import INBOX_PAGE, Grant, Lease, LeaseRequest, NewRun
 from perdure.stores._backend import Ownership
 from perdure.stores._documents.records import MAX_ATTEMPTS, H, Head, Wake, too_busy
-from perdure.stores._documents.runs import DocumentRuns, unconsumed
+from perdure.stores._documents.runs import DocumentRuns, unconsumed_messages
 from perdure.stores._documents.storage import StoredRun
 from perdure.stores._reading import Granted, Unreadable, reading
 from perdure.stores._timestamps import from_microseconds, to_microseconds
@@ -48,10 +48,12 @@ class DocumentLeases(DocumentRuns[H]):
             ]
             # A run whose owner dies is found by its wake line, so the line precedes the lease.
             await self.wakes.add(wakes, now)
-            wanted = [*compress(requests, is_available)]
-            announced = {*wakes}
+            candidates = [*compress(requests, is_available)]
+            wake_lines = {*wakes}
             grants = iter(
-                await self._each(lambda request: self._acquire(request, announced, now), wanted)
+                await self._each(
+                    lambda request: self._acquire(request, wake_lines, now), candidates
+                )
             )
         return [
             next(grants) if each else self._unreadable(request, head, now)
@@ -59,17 +61,17 @@ class DocumentLeases(DocumentRuns[H]):
         ]
 
     async def _acquire(
-        self, request: LeaseRequest, announced: set[Wake], now: int
+        self, request: LeaseRequest, wake_lines: set[Wake], now: int
     ) -> Granted | None:
         run = self.run(request.id)
-        async with run.locked():
+        async with run.lock():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if not _is_available(head, request, now):
                     return None
                 # Another process may have created the run in the meantime, in a queue.
                 wake = self._lease_end(head, request, now)
-                if wake not in announced:
+                if wake not in wake_lines:
                     await self.wakes.add([wake], now)
                 if head is not None:
                     grant = await self._grant(
@@ -113,8 +115,12 @@ class DocumentLeases(DocumentRuns[H]):
             updated_at=now,
             base=(0, 0),
         )
-        created = await run.settle(None, head, request.create or b"")
-        return None if created is None else await self._read_grant(run, created, now, created=True)
+        stored_head = await run.settle(None, head, request.create or b"")
+        return (
+            None
+            if stored_head is None
+            else await self._read_grant(run, stored_head, now, created=True)
+        )
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
         """Return the owner of each run."""
@@ -128,15 +134,16 @@ class DocumentLeases(DocumentRuns[H]):
 
     async def _renew(self, lease: Lease, end: int, now: int) -> Lease | None:
         run = self.run(lease.id)
-        async with run.locked():
+        async with run.lock():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if head is None or not head.is_held_with(lease):
                     return None
+                # For a later end, the old line suffices: it is read earlier and leads to the head.
                 if end < (head.wake_at or 0):
                     await self.wakes.add([head.wake(end)], now)
                 if await run.renew(head, replace(head, wake_at=end)):
-                    messages = await unconsumed(run, head)
+                    messages = await unconsumed_messages(run, head)
                     return replace(
                         lease, expires_at=from_microseconds(end), has_messages=bool(messages)
                     )
@@ -146,19 +153,20 @@ class DocumentLeases(DocumentRuns[H]):
         """Release leases without a rest; a run whose head cannot be read has no lease."""
         async with self.wakes.gate():
             heads = await self.readable_heads([lease.id for lease in leases])
+            # Before the leases are released: a run without a line would never be claimed.
             await self.wakes.add([head.wake(wake_at) for head in heads.values()], now)
             readable = [lease for lease in leases if lease.id in heads]
             await self._each(lambda lease: self._release(lease, wake_at), readable)
 
     async def _release(self, lease: Lease, wake_at: int) -> None:
         run = self.run(lease.id)
-        async with run.locked():
+        async with run.lock():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if head is None or not head.is_held_with(lease):
                     return
-                released = replace(head, owner=None, wake_at=wake_at, released=True)
-                if await run.release(head, released):
+                new_head = replace(head, owner=None, wake_at=wake_at, released=True)
+                if await run.release(head, new_head):
                     return
         raise too_busy(lease.id)
 
@@ -176,7 +184,7 @@ class DocumentLeases(DocumentRuns[H]):
 
     async def _enqueue(self, new: NewRun, now: int) -> bool:
         run = self.run(new.id)
-        async with run.locked():
+        async with run.lock():
             if await run.head() is not None:
                 return False
             await run.prepare()
@@ -198,7 +206,7 @@ class DocumentLeases(DocumentRuns[H]):
             updated_at=now,
             base=(epoch, 0),
         )
-        return head if new.rest is None else head.settled(new.rest, head.base, now)
+        return head if new.rest is None else head.at_rest(new.rest, head.base, now)
 
     async def _grant(
         self,
@@ -221,13 +229,13 @@ class DocumentLeases(DocumentRuns[H]):
             takeovers=head.takeovers + is_lost,
             released=False,
         )
-        leased = await run.take(head, new)
-        if leased is None:
+        leased_head = await run.take(head, new)
+        if leased_head is None:
             return None
-        grant = await self._read_grant(run, leased, now)
+        grant = await self._read_grant(run, leased_head, now)
         # This process may have been paused while another one took over the run. What it could not
         # read, or read without its journal, may have been removed by the next owner.
-        return grant if await run.is_held(leased) else None
+        return grant if await run.is_held(leased_head) else None
 
     async def _read_grant(
         self, run: StoredRun[H], head: H, now: int, *, created: bool = False
@@ -244,7 +252,7 @@ class DocumentLeases(DocumentRuns[H]):
                 if contents is None:
                     return None
                 head, snapshot = contents
-                messages = (await unconsumed(run, head))[:INBOX_PAGE]
+                messages = (await unconsumed_messages(run, head))[:INBOX_PAGE]
         except StoreCorrupted as error:
             return Unreadable(lease, from_microseconds(now), error)
         return Grant(

@@ -73,7 +73,7 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
         """Return the line that makes the run discoverable at a given time."""
         return Wake(at, self.id, self.workflow, self.queue, self.version)
 
-    def settled(self, rest: Rest, place: Place, now: int) -> "Head":
+    def at_rest(self, rest: Rest, place: Place, now: int) -> "Head":
         """Return the head of the run at rest; `place` is the place of the write."""
         return Head(
             id=self.id,
@@ -91,7 +91,7 @@ class Head(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defau
             base=place,
         )
 
-    def summarized(self, prefix: str) -> RunSummary:
+    def to_summary(self, prefix: str) -> RunSummary:
         """Return the run's summary; its id does not include the prefix."""
         return RunSummary(
             id=self.id.removeprefix(prefix),
@@ -126,14 +126,14 @@ class StoredMessage(NamedTuple):
         return Message(self.id, self.name, self.payload.encode(), from_microseconds(self.sent_at))
 
 
-def verdict(head: Head | None, entry: Entry, written: Collection[Place]) -> Verdict:
-    """Return the verdict on an entry. `written` are the journal's places if the epoch is closed."""
+def verdict(head: Head | None, entry: Entry, journal_places: Collection[Place]) -> Verdict:
+    """Return the verdict on an entry; `journal_places` is needed only if the epoch is closed."""
     if head is None:
         return Verdict.UNKNOWN
     if entry.epoch != head.epoch:
         return Verdict.FENCED
     place = (entry.epoch, entry.n)
-    is_stored = place <= head.base or place in written
+    is_stored = place <= head.base or place in journal_places
     return Verdict.ACCEPTED if is_stored or not head.is_closed else Verdict.FENCED
 
 

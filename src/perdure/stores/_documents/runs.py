@@ -41,13 +41,13 @@ class DocumentRuns(Generic[H]):
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest, now: int) -> None:
         """Replace a whole run and remove it from its queue."""
         run = self.run(id)
-        async with self.wakes.gate(), run.locked():
+        async with self.wakes.gate(), run.lock():
             for _ in range(MAX_ATTEMPTS):
                 head = await run.head()
                 if head is None:
                     await run.prepare()
                 epoch = await run.next_epoch(head, now)
-                new = _saved(run.id, workflow, rest, epoch, head, now)
+                new = _saved_head(run.id, workflow, rest, epoch, head, now)
                 if new.wake_at is not None:
                     await self.wakes.add([new.wake(new.wake_at)], now)
                 if await self._settle(run, head, new, data, (), now):
@@ -57,23 +57,23 @@ class DocumentRuns(Generic[H]):
     async def load(self, id: str) -> Snapshot | None:
         """Read the merged snapshot."""
         run = self.run(id)
-        async with run.locked(shared=True):
+        async with run.lock(shared=True):
             return await run.load()
 
     async def delete(self, id: str, now: int) -> bool:
         """Delete a run; return whether it existed."""
         run = self.run(id)
-        async with run.locked():
+        async with run.lock():
             try:
                 existed = await self._delete(run, lambda head: True)
             except StoreCorrupted:
                 existed = False
             return existed or await run.discard(now)
 
-    async def _delete(self, run: StoredRun[H], expected: Callable[[H], bool]) -> bool:
+    async def _delete(self, run: StoredRun[H], condition: Callable[[H], bool]) -> bool:
         for _ in range(MAX_ATTEMPTS):
             head = await run.head()
-            if head is None or not expected(head):
+            if head is None or not condition(head):
                 return False
             if await run.delete(head):
                 return True
@@ -88,8 +88,9 @@ class DocumentRuns(Generic[H]):
         ]
         async with self.wakes.gate():
             heads = await self.readable_heads([id for id, _ in rests])
-            settled = [heads[id].settled(rest, (0, 0), now) for id, rest in rests if id in heads]
-            await self.wakes.add([head.wake(head.wake_at or 0) for head in settled], now)
+            # The lines are written before the heads: a run without a line would never be found.
+            new_heads = [heads[id].at_rest(rest, (0, 0), now) for id, rest in rests if id in heads]
+            await self.wakes.add([head.wake(head.wake_at or 0) for head in new_heads], now)
             return await self.by_run(
                 lambda group: self._append(group, now), entries, lambda entry: entry.id
             )
@@ -98,7 +99,7 @@ class DocumentRuns(Generic[H]):
         run = self.run(entries[0].id)
         verdicts: list[Verdict] = []
         steps: list[Entry] = []
-        async with run.locked():
+        async with run.lock():
             for entry in entries:
                 if entry.rest is None:
                     steps.append(entry)
@@ -115,8 +116,10 @@ class DocumentRuns(Generic[H]):
     async def _verdicts(
         self, run: StoredRun[H], head: H | None, entries: Sequence[Entry]
     ) -> list[Verdict]:
-        written = await run.written(head) if head is not None and head.released else ()
-        return [verdict(head, entry, written) for entry in entries]
+        journal_places = (
+            await run.journal_places(head) if head is not None and head.released else ()
+        )
+        return [verdict(head, entry, journal_places) for entry in entries]
 
     async def _rest(
         self, run: StoredRun[H], steps: Sequence[Entry], last: Entry, rest: Rest, now: int
@@ -135,7 +138,7 @@ class DocumentRuns(Generic[H]):
             consumes = [
                 id for entry in entries if entry.epoch == head.epoch for id in entry.consumes
             ]
-            new = head.settled(rest, (last.epoch, last.n), now)
+            new = head.at_rest(rest, (last.epoch, last.n), now)
             if await self._settle(run, head, new, last.data, consumes, now):
                 return verdicts
         raise too_busy(run.id)
@@ -151,20 +154,20 @@ class DocumentRuns(Generic[H]):
     ) -> bool:
         """Replace the head; return `False` if another process has changed it in the meantime."""
         messages = await run.inbox()
-        consumed = {*consumes}
+        consumed_ids = {*consumes}
         if old is not None and messages:
-            consumed |= await run.consumed(old)
-        is_due = _awaits(new, messages, consumed)
+            consumed_ids |= await run.consumed_ids(old)
+        is_due = _awaits(new, messages, consumed_ids)
         if is_due:
             await self.wakes.add([new.wake(now)], now)
-        in_inbox = tuple(message.id for message in messages if message.id in consumed)
+        in_inbox = tuple(message.id for message in messages if message.id in consumed_ids)
         head = await run.settle(old, replace(new, consumed=in_inbox), data)
         if head is None:
             return False
         # A sender in another process may have read the head before it was replaced, and its message
         # may have arrived after we read the inbox. In that case neither side has written a wake
         # line.
-        if new.awaits and not is_due and _awaits(new, await run.inbox(), consumed):
+        if new.awaits and not is_due and _awaits(new, await run.inbox(), consumed_ids):
             await self.wakes.add([new.wake(now)], now)
         await run.sweep(head)
         return True
@@ -195,16 +198,16 @@ class DocumentRuns(Generic[H]):
         return [next(answers[id_of(item)]) for item in items]
 
 
-async def unconsumed(run: StoredRun[H], head: H) -> list[StoredMessage]:
+async def unconsumed_messages(run: StoredRun[H], head: H) -> list[StoredMessage]:
     """Return a run's unconsumed messages, in order."""
     messages = await run.inbox()
     if not messages:
         return []
-    consumed = await run.consumed(head)
-    return [message for message in messages if message.id not in consumed]
+    consumed_ids = await run.consumed_ids(head)
+    return [message for message in messages if message.id not in consumed_ids]
 
 
-def _saved(
+def _saved_head(
     id: str, workflow: str | None, rest: Rest, epoch: int, old: Head | None, now: int
 ) -> Head:
     """Return the head of a saved run; of the old head it keeps only the time of creation."""
@@ -218,8 +221,10 @@ def _saved(
         updated_at=now,
         base=(epoch, 0),
     )
-    return head.settled(rest, head.base, now)
+    return head.at_rest(rest, head.base, now)
 
 
-def _awaits(head: Head, messages: Iterable[StoredMessage], consumed: set[str]) -> bool:
-    return any(message.name in head.awaits and message.id not in consumed for message in messages)
+def _awaits(head: Head, messages: Iterable[StoredMessage], consumed_ids: set[str]) -> bool:
+    return any(
+        message.name in head.awaits and message.id not in consumed_ids for message in messages
+    )

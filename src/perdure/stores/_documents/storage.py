@@ -27,7 +27,7 @@ class StoredRun(Protocol[H]):
     @property
     def id(self) -> str: ...
 
-    def locked(self, *, shared: bool = False) -> AbstractAsyncContextManager[None]:
+    def lock(self, *, shared: bool = False) -> AbstractAsyncContextManager[None]:
         """Lock the run against every task and process that the storage can lock out.
 
         With `shared`, readers do not exclude each other.
@@ -48,11 +48,11 @@ class StoredRun(Protocol[H]):
         """Read the messages, including consumed ones that were not removed yet, in order."""
         ...
 
-    async def consumed(self, head: H) -> set[str]:
+    async def consumed_ids(self, head: H) -> set[str]:
         """Return the ids of consumed messages that may still be in the inbox."""
         ...
 
-    async def written(self, head: H) -> Collection[Place]:
+    async def journal_places(self, head: H) -> Collection[Place]:
         """Return the places of the newest epoch's journal entries."""
         ...
 
@@ -126,12 +126,12 @@ class Scan(Protocol):
         """Return up to `count` more lines; fewer at the end."""
         ...
 
-    def claimed(self, id: str) -> None:
-        """Note that the lines of a run have served their purpose."""
+    def mark_claimed(self, id: str) -> None:
+        """Note that a run was claimed, so that its lines are no longer needed."""
         ...
 
-    def postponed(self, id: str, wake: Wake | None) -> None:
-        """Note that the lines of a run are out of date; `wake` is the true one, if any."""
+    def mark_outdated(self, id: str, wake: Wake | None) -> None:
+        """Note that the lines of a run are out of date; `wake` is the correct one, if any."""
         ...
 
     async def tidy(self, plan: Plan, now: int) -> None:

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 Version: TypeAlias = tuple[int, int]
 
-# Files written within one tick of the file system's clock can have the same time.
+# Two versions of a file that were written within one tick of the file system's clock can have the
+# same time, so a head is cached only if its file is older than this many seconds.
 _TICK = 2.0
 
 
@@ -26,13 +27,13 @@ class Catalog:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._known: dict[str, tuple[Version, FileHead]] = {}
+        self._cache: dict[str, tuple[Version, FileHead]] = {}
         self._lock = threading.Lock()
 
     def heads(self) -> list[FileHead]:
         """Return the heads of all runs that can be read, in no order."""
         with self._lock:
-            previous, self._known = self._known, {}
+            previous, self._cache = self._cache, {}
             return [
                 head
                 for shard in self._folder.runs.iterdir()
@@ -60,18 +61,18 @@ class Catalog:
                     yield head
 
     def _head(
-        self, entry: "os.DirEntry[str]", known: tuple[Version, FileHead] | None
+        self, entry: "os.DirEntry[str]", cache_entry: tuple[Version, FileHead] | None
     ) -> FileHead | None:
         try:
             status = entry.stat()
         except FileNotFoundError:
             return None
         version = (status.st_ino, status.st_mtime_ns)
-        if known is not None and known[0] == version:
-            self._known[entry.name] = known
-            return known[1]
+        if cache_entry is not None and cache_entry[0] == version:
+            self._cache[entry.name] = cache_entry
+            return cache_entry[1]
         head = read_head(Path(entry.path))
         age = SystemClock().now().timestamp() - status.st_mtime
         if head is not None and age > _TICK:
-            self._known[entry.name] = (version, head)
+            self._cache[entry.name] = (version, head)
         return head

@@ -54,10 +54,10 @@ class Disk:
     def append(self, descriptor: int, content: bytes) -> None:
         """Append to a file: all or nothing, unless the process dies in between."""
         size = os.fstat(descriptor).st_size
-        written = 0
+        position = 0
         try:
-            while written < len(content):
-                written += os.write(descriptor, content[written:])
+            while position < len(content):
+                position += os.write(descriptor, content[position:])
         except OSError:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
@@ -103,12 +103,12 @@ class Disk:
     def sync_directory(self, directory: Path) -> None:
         """Flush a directory, so that the names in it survive a power loss."""
         if self._sync:
-            with opened(directory, os.O_RDONLY) as descriptor:
+            with open_file(directory, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
 
 
 @contextmanager
-def opened(path: Path, flags: int) -> Generator[int, None, None]:
+def open_file(path: Path, flags: int) -> Generator[int, None, None]:
     """Open a file, and close it on exit."""
     descriptor = os.open(path, flags, 0o644)
     try:
@@ -118,7 +118,7 @@ def opened(path: Path, flags: int) -> Generator[int, None, None]:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Generator[None, None, None]:
+def lock_file(path: Path, *, shared: bool = False) -> Generator[None, None, None]:
     """Hold a file's lock against all other processes and threads."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -129,9 +129,9 @@ def locked(path: Path, *, shared: bool = False) -> Generator[None, None, None]:
 
 
 @contextmanager
-def try_locked(path: Path) -> Generator[bool, None, None]:
+def try_lock_file(path: Path) -> Generator[bool, None, None]:
     """Hold a file's lock exclusively; yield `False` at once if it is already held."""
-    with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
+    with open_file(path, os.O_RDWR | os.O_CREAT) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

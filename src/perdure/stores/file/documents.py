@@ -15,7 +15,7 @@ from perdure.clock import Clock
 from perdure.filenames import safe_name
 from perdure.stores._keyvalue import KeyValueBackend
 from perdure.stores._timestamps import to_microseconds
-from perdure.stores.file.disk import locked
+from perdure.stores.file.disk import lock_file
 from perdure.stores.file.storage import FileStorage
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ class FileDocuments(KeyValueBackend):
 
     async def _set(self, key: str, value: str, ttl: timedelta | None) -> None:
         path = self._path(key)
-        with locked(self._lock(path)):
+        with lock_file(self._lock(path)):
             expires_at = None if ttl is None else self._now() + ttl // _MICROSECOND
             self._write(path, Document(key, value, expires_at))
 
     async def _delete(self, key: str) -> bool:
         path = self._path(key)
-        with locked(self._lock(path)):
+        with lock_file(self._lock(path)):
             try:
                 existed = self._value(path) is not None
             except msgspec.MsgspecError:
@@ -89,7 +89,7 @@ class FileDocuments(KeyValueBackend):
 
     async def _replace(self, key: str, old: str | None, new: str | None) -> bool:
         path = self._path(key)
-        with locked(self._lock(path)):
+        with lock_file(self._lock(path)):
             if self._value(path) != old:
                 return False
             if new is None:
@@ -121,7 +121,7 @@ class FileDocuments(KeyValueBackend):
             yield from (path for path in _children(directory) if path.suffix == ".json")
 
     def _remove_expired(self, path: Path) -> None:
-        with locked(self._lock(path)):
+        with lock_file(self._lock(path)):
             # The document may have been set again in the meantime.
             document = _read(path)
             if document is not None and self._is_expired(document):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from perdure.errors import StoreCorrupted
 from perdure.stores._layout import check_layout
-from perdure.stores.file.disk import Disk, locked
+from perdure.stores.file.disk import Disk, lock_file
 from perdure.stores.file.inbox import KnownInboxes
 from perdure.stores.file.journal import KnownJournals
 from perdure.stores.file.notify import NotifyFile
@@ -35,7 +35,7 @@ class Folder:
     def create(self) -> None:
         """Create the directory if necessary; raise if a newer perdure has written to it."""
         self.disk.make_directory(self.locks)
-        with locked(self.locks / "layout"):
+        with lock_file(self.locks / "layout"):
             number = self._layout_number()
             check_layout(f"{self.root}", number, _LAYOUT, alternative="directory")
             if number < _LAYOUT:
@@ -58,7 +58,7 @@ class Folder:
 
         The numbers follow the clock, so none is repeated even if a power loss erases the last ones.
         """
-        with locked(self._epoch):
+        with lock_file(self._epoch):
             try:
                 last = int(self._epoch.read_bytes() or b"0")
             except ValueError:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perdure.stores.file.disk import Disk, opened, split_lines
+from perdure.stores.file.disk import Disk, open_file, split_lines
 from perdure.stores.file.layout import (
     InboxLine,
     RunPaths,
@@ -75,52 +75,52 @@ class KnownInboxes:
 class InboxWriter:
     """The inbox of a locked run."""
 
-    def __init__(self, disk: Disk, known: KnownInboxes, paths: RunPaths) -> None:
+    def __init__(self, disk: Disk, cache: KnownInboxes, paths: RunPaths) -> None:
         self._disk = disk
-        self._known = known
+        self._cache = cache
         self._paths = paths
 
     def read(self) -> InboxContents:
         """Return what the inbox contains; a torn last line is cut off."""
         if not self._paths.inbox.exists():
             return InboxContents()
-        with opened(self._paths.inbox, os.O_RDWR) as descriptor:
+        with open_file(self._paths.inbox, os.O_RDWR) as descriptor:
             contents = self._read(descriptor)
             # A process may have died before it synced a message. Reporting the next one as a
             # duplicate promises that the first one is durable, so sync it now.
             self._disk.sync(descriptor)
-        self._known.remember(self._paths.name, contents)
+        self._cache.remember(self._paths.name, contents)
         return contents
 
     def add(self, messages: Sequence[InboxLine], contents: InboxContents) -> None:
         """Append messages durably, in one write, to an inbox with these contents."""
         is_new = not self._paths.inbox.exists()
         lines = b"".join(map(encode_message, messages))
-        with opened(self._paths.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
+        with open_file(self._paths.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
             self._disk.append(descriptor, lines)
             self._disk.sync(descriptor)
         if is_new:
             self._disk.sync_directory(self._paths.inbox.parent)
         contents.add(lines)
-        self._known.remember(self._paths.name, contents)
+        self._cache.remember(self._paths.name, contents)
 
-    def sweep(self, consumed: set[str]) -> None:
+    def sweep(self, consumed_ids: set[str]) -> None:
         """Remove messages, but keep their `dedup_id`s to recognize duplicates."""
         lines = (
-            InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed else line
+            InboxLine(line.id, None, "", 0, line.dedup_id) if line.id in consumed_ids else line
             for line in read_inbox(self._paths.inbox)
-            if line.id not in consumed or line.dedup_id is not None
+            if line.id not in consumed_ids or line.dedup_id is not None
         )
-        self._known.forget(self._paths.name)
+        self._cache.forget(self._paths.name)
         self._disk.replace(self._paths.inbox, b"".join(map(encode_message, lines)))
 
     def remove(self) -> None:
         """Remove the inbox."""
-        self._known.forget(self._paths.name)
+        self._cache.forget(self._paths.name)
         self._disk.remove(self._paths.inbox)
 
     def _read(self, descriptor: int) -> InboxContents:
-        contents = self._known.get(self._paths.name)
+        contents = self._cache.get(self._paths.name)
         if contents is None or not _is_unchanged(descriptor, contents):
             contents = InboxContents()
         data = os.pread(descriptor, os.fstat(descriptor).st_size - contents.size, contents.size)

@@ -57,9 +57,9 @@ class KnownJournals:
 class JournalWriter:
     """The journal of a locked run, opened on first use."""
 
-    def __init__(self, disk: Disk, known: KnownJournals, paths: RunPaths) -> None:
+    def __init__(self, disk: Disk, cache: KnownJournals, paths: RunPaths) -> None:
         self._disk = disk
-        self._known = known
+        self._cache = cache
         self._paths = paths
         self._descriptor: int | None = None
         self._new_in: Path | None = None
@@ -81,20 +81,21 @@ class JournalWriter:
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries that the journal does not have, as one line."""
         if not self._paths.journal.exists():
+            # The name of a new file survives a power loss only once its directory is synced.
             self._new_in = self._paths.journal.parent
         descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         places = self._read_places(descriptor)
         entries = list(entries)
         self._disk.append(descriptor, encode_entries(entries))
         places.update((entry.epoch, entry.n) for entry in entries)
-        self._known.remember(self._paths.name, os.fstat(descriptor), places)
+        self._cache.remember(self._paths.name, os.fstat(descriptor), places)
 
     def remove(self) -> None:
         """Remove the journal."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._known.forget(self._paths.name)
+        self._cache.forget(self._paths.name)
         self._disk.remove(self._paths.journal)
 
     def sync(self) -> None:
@@ -115,12 +116,12 @@ class JournalWriter:
 
     def _read_places(self, descriptor: int) -> set[Place]:
         name, path = self._paths.name, self._paths.journal
-        places = self._known.places(name, os.fstat(descriptor))
+        places = self._cache.places(name, os.fstat(descriptor))
         if places is None:
             lines = read_lines(path)
             if lines.is_torn:
                 logger.warning("%s ends in a line torn by a crash; it is cut off", path)
                 self._disk.truncate(descriptor, lines.size)
             places = {(entry.epoch, entry.n) for entry in read_journal(path)}
-            self._known.remember(name, os.fstat(descriptor), places)
+            self._cache.remember(name, os.fstat(descriptor), places)
         return places

@@ -98,8 +98,8 @@ class RunPaths:
 def encode_head(head: FileHead, snapshot: bytes) -> bytes:
     """Encode a head and its snapshot as a file: one JSON object, the head on the first line."""
     snapshot = snapshot.replace(b"\n", b" ")
-    checked = msgspec.structs.replace(head, checksum=crc32(snapshot))
-    return msgspec.json.encode(checked)[:-1] + _SNAPSHOT + snapshot + _END
+    head_with_checksum = msgspec.structs.replace(head, checksum=crc32(snapshot))
+    return msgspec.json.encode(head_with_checksum)[:-1] + _SNAPSHOT + snapshot + _END
 
 
 def read_head(path: Path) -> FileHead | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perdure.stores._watching import Look
-from perdure.stores.file.disk import opened
+from perdure.stores.file.disk import open_file
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class NotifyFile:
     def send(self) -> None:
         """Notify all processes that a run became due."""
         try:
-            with opened(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+            with open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
                 if os.fstat(descriptor).st_size >= _MAX_SIZE:
                     os.ftruncate(descriptor, 0)
                 os.write(descriptor, b".")
@@ -44,12 +44,12 @@ class NotifyFile:
     @contextmanager
     def watching(self) -> Generator[Look, None, None]:
         """Yield a function that returns whether anything was sent since its previous call."""
-        known: tuple[int, int] | None = None
+        version: tuple[int, int] | None = None
 
         def look() -> bool:
-            nonlocal known
-            previous, known = known, self._version()
-            return known != previous
+            nonlocal version
+            previous, version = version, self._version()
+            return version != previous
 
         yield look
 

@@ -10,8 +10,8 @@ from perdure import codec
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import Delivery, Entry, NewMessage, Receipt
 from perdure.stores._documents.records import Head, Place, StoredMessage
-from perdure.stores._reading import merged, reading
-from perdure.stores.file.disk import locked
+from perdure.stores._reading import merge_journal, reading
+from perdure.stores.file.disk import lock_file
 from perdure.stores.file.folder import Folder
 from perdure.stores.file.inbox import InboxWriter
 from perdure.stores.file.journal import JournalWriter
@@ -47,10 +47,10 @@ class FileRun:
         self._inbox = InboxWriter(folder.disk, folder.inboxes, self._paths)
 
     @asynccontextmanager
-    async def locked(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
+    async def lock(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
         """Lock the run against all processes and threads."""
         with self._journal:
-            with locked(self._folder.locks / self._paths.shard, shared=shared):
+            with lock_file(self._folder.locks / self._paths.shard, shared=shared):
                 yield
             # After the lock is released: a process that reads entries that are not synced yet syncs
             # them itself.
@@ -70,7 +70,7 @@ class FileRun:
             # it.
             epoch = max((entry.epoch for entry in self._entries(head)), default=0)
             lease = LeaseRecord(None, epoch, head.updated_at)
-        return head if lease.epoch <= head.epoch else _leased(head, lease)
+        return head if lease.epoch <= head.epoch else _with_lease(head, lease)
 
     async def load(self) -> Snapshot | None:
         contents = read_snapshot(self._paths.head)
@@ -85,10 +85,10 @@ class FileRun:
             if line.name is not None
         ]
 
-    async def consumed(self, head: FileHead) -> set[str]:
+    async def consumed_ids(self, head: FileHead) -> set[str]:
         return {*head.consumed, *(id for entry in self._entries(head) for id in entry.consumes)}
 
-    async def written(self, head: FileHead) -> Collection[Place]:
+    async def journal_places(self, head: FileHead) -> Collection[Place]:
         return self._journal.places()
 
     async def next_epoch(self, head: FileHead | None, now: int) -> int:
@@ -159,20 +159,20 @@ class FileRun:
     ) -> list[Receipt]:
         """Append messages to the inbox, as one write."""
         contents = self._inbox.read()
-        consumed = contents.ids & await self.consumed(head) if contents.ids else ()
-        unconsumed = len(contents.ids) - len(consumed)
+        consumed_ids = contents.ids & await self.consumed_ids(head) if contents.ids else ()
+        unconsumed_count = len(contents.ids) - len(consumed_ids)
         new: list[InboxLine] = []
         dedup_ids: set[str | None] = set()
         receipts: list[Receipt] = []
         for each in messages:
             if each.dedup_id in contents.dedup_ids or each.dedup_id in dedup_ids:
-                receipts.append(Receipt(Delivery.DUPLICATE, unconsumed + len(new)))
+                receipts.append(Receipt(Delivery.DUPLICATE, unconsumed_count + len(new)))
             elif is_over(head.status):
                 receipts.append(Receipt(Delivery.OVER))
             else:
                 new.append(self._new_message(each, now))
                 dedup_ids |= {each.dedup_id} - {None}
-                receipts.append(Receipt(Delivery.DELIVERED, unconsumed + len(new)))
+                receipts.append(Receipt(Delivery.DELIVERED, unconsumed_count + len(new)))
         if new:
             self._inbox.add(new, contents)
         return receipts
@@ -208,13 +208,17 @@ class FileRun:
     def _merge(self, head: FileHead, data: bytes) -> Snapshot:
         entries = sorted(self._entries(head), key=lambda entry: (entry.epoch, entry.n))
         with reading(self.id):
-            return merged(*map(codec.loads, (data, *(bytes(entry.data) for entry in entries))))
+            return merge_journal(
+                *map(codec.loads, (data, *(bytes(entry.data) for entry in entries)))
+            )
 
     def _entries(self, head: FileHead) -> list[JournalEntry]:
         """Read the journal entries that the snapshot does not include."""
         return [entry for entry in read_journal(self._paths.journal) if entry[:2] > head.base]
 
     def _write_lease(self, head: FileHead) -> FileHead:
+        # Neither in the head nor synced: a power loss may erase a lease, but not a head. In the
+        # head, every claim and renewal would cost an atomic replacement with its syncs.
         lease = LeaseRecord(head.owner, head.epoch, head.wake_at or 0, head.takeovers)
         self._disk.overwrite(self._paths.lease, encode_lease(lease))
         return head
@@ -227,7 +231,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _leased(head: FileHead, lease: LeaseRecord) -> FileHead:
+def _with_lease(head: FileHead, lease: LeaseRecord) -> FileHead:
     return replace(
         head,
         owner=lease.owner,

@@ -19,11 +19,11 @@ from perdure.filenames import safe_name
 from perdure.stores._documents.records import Wake
 from perdure.stores._documents.storage import Accepts, Plan
 from perdure.stores.file.disk import (
-    locked,
-    opened,
+    lock_file,
+    open_file,
     read_intact_lines,
     separate_lines,
-    try_locked,
+    try_lock_file,
 )
 from perdure.stores.file.folder import Folder
 
@@ -44,15 +44,15 @@ class FileWakes:
 
     @asynccontextmanager
     async def gate(self) -> AsyncGenerator[None, None]:
-        before = self._due_lines
+        count_before = self._due_lines
         try:
-            with locked(self._folder.gate, shared=True):
+            with lock_file(self._folder.gate, shared=True):
                 yield
         finally:
             # Notify only once the run is written, not when its line is: a worker would not find the
             # run yet. The lines may belong to another operation, which sends its own notification
             # when it ends.
-            if self._due_lines != before:
+            if self._due_lines != count_before:
                 self._folder.notifications.send()
 
     async def add(self, wakes: Iterable[Wake], now: int) -> None:
@@ -63,18 +63,18 @@ class FileWakes:
                 self._due_lines += 1
 
     def _add(self, wakes: Iterable[Wake]) -> None:
-        changed: set[Path] = set()
+        new_directories: set[Path] = set()
         for (queue, minute), group in groupby(sorted(wakes, key=_place), key=_file_of):
             path = self.directory(queue) / f"{minute:010}"
             if not path.exists():
                 self._folder.disk.make_directory(path.parent)
-                changed.add(path.parent)
-            with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+                new_directories.add(path.parent)
+            with open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
                 self._folder.disk.append(
                     descriptor, separate_lines(map(msgspec.json.encode, group))
                 )
                 self._folder.disk.sync(descriptor)
-        for directory in changed:
+        for directory in new_directories:
             self._folder.disk.sync_directory(directory)
 
     def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> "FileScan":
@@ -92,7 +92,7 @@ class FileWakes:
 
     async def tidy(self, to_sweep: Iterable[Path], to_split: Iterable[Path], plan: Plan) -> None:
         """Sweep and split files, unless a run is being written."""
-        with try_locked(self._folder.gate) as is_alone:
+        with try_lock_file(self._folder.gate) as is_alone:
             if is_alone:
                 for path in to_sweep:
                     await self.sweep(path, plan)
@@ -113,15 +113,15 @@ class FileWakes:
     async def sweep(self, path: Path, plan: Plan) -> None:
         """Keep the lines that are still true, and move those whose time has changed."""
         current: list[Wake] = []
-        moved: list[Wake] = []
+        moved_wakes: list[Wake] = []
         minute = int(path.name[:10])
         for line in {line.id: line for line in _lines(path)}.values():
             wake = await plan(line)
             if wake is not None:
                 is_here = _minute(wake) == minute and self.directory(wake.queue) == path.parent
-                (current if is_here else moved).append(wake)
+                (current if is_here else moved_wakes).append(wake)
         # Added before they are removed here: after a crash in between, they are in both places.
-        self._add(moved)
+        self._add(moved_wakes)
         if current:
             self._write(path, sorted(current, key=_order))
         else:
@@ -145,23 +145,23 @@ class FileScan:
         self._directory = directory
         self._until = until
         self._sizes: Counter[Path] = Counter()
-        self._outdated: set[str] = set()
+        self._outdated_ids: set[str] = set()
         self._files: dict[str, set[Path]] = {}
         self._lines = filter(accepts, self._read())
 
     async def next(self, count: int) -> list[Wake]:
         return list(islice(self._lines, count))
 
-    def claimed(self, id: str) -> None:
-        self._outdated.add(id)
+    def mark_claimed(self, id: str) -> None:
+        self._outdated_ids.add(id)
 
-    def postponed(self, id: str, wake: Wake | None) -> None:
-        self._outdated.add(id)
+    def mark_outdated(self, id: str, wake: Wake | None) -> None:
+        self._outdated_ids.add(id)
 
     async def tidy(self, plan: Plan, now: int) -> None:
         """Sweep files whose lines are mostly out of date, and split those with very many."""
-        outdated = Counter(path for id in self._outdated for path in self._files[id])
-        to_sweep = [path for path, n in outdated.items() if 2 * n >= self._sizes[path]]
+        outdated_counts = Counter(path for id in self._outdated_ids for path in self._files[id])
+        to_sweep = [path for path, n in outdated_counts.items() if 2 * n >= self._sizes[path]]
         to_split = self.large_files()
         if to_sweep or to_split:
             await self._wakes.tidy(to_sweep, to_split, plan)
@@ -173,13 +173,13 @@ class FileScan:
     def _read(self) -> Iterator[Wake]:
         names = sorted(path.name for path in _files(self._directory))
         last = f"{self._until // _MINUTE:010}"
-        read: set[tuple[str, str | None, str, int]] = set()
+        yielded_lines: set[tuple[str, str | None, str, int]] = set()
         for minute, group in groupby(names, key=lambda name: name[:10]):
             if minute > last:
                 return
             for wake in self._minute(list(group)):
-                if wake.at <= self._until and wake[1:] not in read:
-                    read.add(wake[1:])
+                if wake.at <= self._until and wake[1:] not in yielded_lines:
+                    yielded_lines.add(wake[1:])
                     yield wake
 
     def _minute(self, names: list[str]) -> Iterator[Wake]:

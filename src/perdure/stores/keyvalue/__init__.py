@@ -43,8 +43,8 @@ class KeyValueRuns(StoreShell[DocumentBackend[KeyValueHead]]):
             survives=survives,
             max_value_size=max_value_size,
         )
-        beside = UserDocuments(kv, documents, scope_of(prefix))
-        backend = DocumentBackend(KeyValueStorage(documents), beside, prefix, clock)
+        user_documents = UserDocuments(kv, documents, scope_of(prefix))
+        backend = DocumentBackend(KeyValueStorage(documents), user_documents, prefix, clock)
         super().__init__(backend, "key-value", capabilities, any_loop=True)
 
 

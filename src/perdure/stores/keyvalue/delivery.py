@@ -8,7 +8,7 @@ from perdure.stores.keyvalue.layout import Inbox, decode_inbox, encode
 
 
 class Deliver:
-    """The edit that adds messages to an inbox; `found` are the messages that were already there.
+    """The edit that adds messages to an inbox; `existing_ids` are the messages it had before.
 
     It is called again if the document changes in the meantime; the last call counts.
     """
@@ -18,18 +18,18 @@ class Deliver:
         self._now = now
         self._is_over = is_over
         self._answers: list[tuple[Delivery, int]] = []
-        self.found: set[str] = set()
+        self.existing_ids: set[str] = set()
 
     def __call__(self, text: str | None) -> str | None:
         inbox = decode_inbox(text)
-        self.found = {message.id for message in inbox.messages}
+        self.existing_ids = {message.id for message in inbox.messages}
         before = inbox.count
         self._answers = [self._add(message, inbox) for message in self._messages]
         return text if inbox.count == before else encode(inbox)
 
-    def receipts(self, consumed: set[str]) -> list[Receipt]:
+    def receipts(self, consumed_ids: set[str]) -> list[Receipt]:
         """Return the receipts; `consumed` are messages that may still be in the inbox."""
-        excess = len(self.found & consumed)
+        excess = len(self.existing_ids & consumed_ids)
         return [Receipt(delivery, max(number - excess, 0)) for delivery, number in self._answers]
 
     def _add(self, message: NewMessage, inbox: Inbox) -> tuple[Delivery, int]:
@@ -38,8 +38,10 @@ class Deliver:
         if self._is_over:
             return Delivery.OVER, 0
         inbox.count += 1
-        stored = StoredMessage(str(inbox.count), message.name, message.payload.decode(), self._now)
-        inbox.messages.append(stored)
+        stored_message = StoredMessage(
+            str(inbox.count), message.name, message.payload.decode(), self._now
+        )
+        inbox.messages.append(stored_message)
         if message.dedup_id is not None:
             inbox.dedup_ids.append(message.dedup_id)
         return Delivery.DELIVERED, len(inbox.messages)

@@ -49,8 +49,8 @@ class QueueNames:
             )
 
 
-def _without(marked: tuple[str, str], names: dict[str, str]) -> dict[str, str]:
-    return dict(item for item in names.items() if item != marked)
+def _without(entry: tuple[str, str], names: dict[str, str]) -> dict[str, str]:
+    return dict(item for item in names.items() if item != entry)
 
 
 def _key_of(name: str) -> str:

@@ -20,7 +20,7 @@ from perdure.stores._documents.records import (
     StoredMessage,
     too_busy,
 )
-from perdure.stores._reading import merged, reading
+from perdure.stores._reading import merge_journal, reading
 from perdure.stores.keyvalue.delivery import Deliver
 from perdure.stores.keyvalue.documents import concurrently
 from perdure.stores.keyvalue.keyspace import JournalEnd, Keyspace
@@ -51,7 +51,7 @@ class KeyValueRun:
         self._text: str | None = None
 
     @asynccontextmanager
-    async def locked(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
+    async def lock(self, *, shared: bool = False) -> AsyncGenerator[None, None]:
         """Lock the run against the other tasks of this process."""
         async with self._documents.lock(self.keys.head):
             yield
@@ -76,11 +76,11 @@ class KeyValueRun:
     async def inbox(self) -> list[StoredMessage]:
         return decode_inbox(await self._documents.read(self.keys.inbox)).messages
 
-    async def consumed(self, head: KeyValueHead) -> set[str]:
+    async def consumed_ids(self, head: KeyValueHead) -> set[str]:
         entries = await self._entries(head)
         return {*head.consumed, *(id for entry in entries for id in entry.consumes)}
 
-    async def written(self, head: KeyValueHead) -> set[Place]:
+    async def journal_places(self, head: KeyValueHead) -> set[Place]:
         count = head.sealed[-1][1] if head.released else None
         documents = await self._journal(head.epoch, count)
         return {(head.epoch, entry.n) for document in documents for entry in document}
@@ -109,12 +109,12 @@ class KeyValueRun:
 
     async def read(self, head: KeyValueHead) -> tuple[KeyValueHead, Snapshot] | None:
         """Count and read what previous owners wrote; return `None` if the lease was lost."""
-        counted = await self._count_sealed(head)
-        if counted.sealed and counted.sealed[-1][1]:
-            counted = replace(counted, takeovers=0)
-        if counted != head and not await self._swap(counted):
+        counted_head = await self._count_sealed(head)
+        if counted_head.sealed and counted_head.sealed[-1][1]:
+            counted_head = replace(counted_head, takeovers=0)
+        if counted_head != head and not await self._swap(counted_head):
             return None
-        return counted, await self._snapshot(counted)
+        return counted_head, await self._snapshot(counted_head)
 
     async def is_held(self, head: KeyValueHead) -> bool:
         last = await self.head()
@@ -125,11 +125,11 @@ class KeyValueRun:
 
     async def release(self, old: KeyValueHead, new: KeyValueHead) -> bool:
         """Release the lease, and then count what was written under it."""
-        released = replace(new, sealed=(*old.sealed, (old.epoch, None)))
-        if not await self._swap(released):
+        new_head = replace(new, sealed=(*old.sealed, (old.epoch, None)))
+        if not await self._swap(new_head):
             return False
         self._keyspace.forget(self.id)
-        await self._swap(await self._count_sealed(released))
+        await self._swap(await self._count_sealed(new_head))
         return True
 
     async def add(self, entries: Sequence[Entry]) -> KeyValueHead | None:
@@ -183,8 +183,8 @@ class KeyValueRun:
         deliver = Deliver(messages, now, is_over=is_over(head.status))
         await self._documents.change(self.keys.inbox, deliver)
         # Read only if there were messages already, which is rare: only those can be consumed.
-        consumed = await self.consumed(head) if deliver.found else set()
-        return deliver.receipts(consumed)
+        consumed_ids = await self.consumed_ids(head) if deliver.existing_ids else set()
+        return deliver.receipts(consumed_ids)
 
     async def progress(self, head: KeyValueHead) -> str:
         inbox = decode_inbox(await self._documents.read(self.keys.inbox))
@@ -234,15 +234,15 @@ class KeyValueRun:
         if base is None:
             raise StoreCorrupted(f"the snapshot of run {self.id!r} is missing in the store")
         with reading(self.id):
-            return merged(*map(codec.loads, (base, *(entry.data for entry in entries))))
+            return merge_journal(*map(codec.loads, (base, *(entry.data for entry in entries))))
 
     async def _entries(self, head: KeyValueHead) -> list[JournalEntry]:
         """Read the journal entries that count, in order."""
         entries: list[JournalEntry] = []
         for epoch, count in _epochs(head):
             documents = await self._journal(epoch, count)
-            numbered = (entry for document in documents for entry in document)
-            entries += sorted(numbered, key=lambda entry: entry.n)
+            epoch_entries = (entry for document in documents for entry in document)
+            entries += sorted(epoch_entries, key=lambda entry: entry.n)
         return entries
 
     async def _journal(self, epoch: int, count: int | None) -> list[list[JournalEntry]]:

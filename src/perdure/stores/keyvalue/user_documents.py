@@ -29,11 +29,11 @@ class UserDocuments(KeyValueBackend):
         return {key: value for key, value in pairs if value is not None}
 
     async def set(self, key: str, value: str, ttl: timedelta | None) -> None:
-        async with self._alone(key):
+        async with self._lock(key):
             await translate_errors(self._kv.set(key, value, ttl=ttl))
 
     async def delete(self, key: str) -> bool:
-        async with self._alone(key):
+        async with self._lock(key):
             # Drivers of py-key-value-aio may still list expired keys, and report them as deleted.
             existed = await self._documents.read(key) is not None
             return await translate_errors(self._kv.delete(key)) and existed
@@ -46,7 +46,7 @@ class UserDocuments(KeyValueBackend):
         return await self._documents.swap(key, old, new)
 
     @asynccontextmanager
-    async def _alone(self, key: str) -> AsyncGenerator[None]:
+    async def _lock(self, key: str) -> AsyncGenerator[None]:
         """Exclude a concurrent `replace` in this process, which reads before it writes."""
         if self._documents.is_atomic:
             yield

@@ -94,10 +94,10 @@ class KeyValueWakes:
         """Return the lines of a queue."""
         return QueueLines(self._documents, queue)
 
-    async def remove(self, queue: str, outdated: Contents, now: int) -> None:
+    async def remove(self, queue: str, contents: Contents, now: int) -> None:
         """Remove exactly these lines of a queue, and the queue if it has no others."""
         remaining = self.lines(queue)
-        if await remaining.remove(outdated, now) and queue:
+        if await remaining.remove(contents, now) and queue:
             await self._names.remove(queue, remaining.exist)
 
 
@@ -130,8 +130,8 @@ class QueueLines:
             if line.at <= until
         ]
         lines.sort(key=lambda each: (each.line.at, each.line.id))
-        listed = {minute for minute, _ in places if _is_past(minute, now)}
-        return Contents(lines, listed - {minute for (minute, _), text in documents if text})
+        past_minutes = {minute for minute, _ in places if _is_past(minute, now)}
+        return Contents(lines, past_minutes - {minute for (minute, _), text in documents if text})
 
     async def _places(self, last: int) -> list[tuple[int, int]]:
         """Return the documents up to a minute, each as its minute and number."""
@@ -143,19 +143,19 @@ class QueueLines:
             places += [(minute, part) for minute in minutes for part in range(counts[minute])]
         return places
 
-    async def remove(self, outdated: Contents, now: int) -> bool:
+    async def remove(self, contents: Contents, now: int) -> bool:
         """Remove exactly these lines; return whether the last day was removed as well.
 
         A past minute without lines is removed from its day.
         """
         by_document: dict[tuple[int, int], set[Line]] = {}
-        for line, minute, part in outdated.lines:
+        for line, minute, part in contents.lines:
             by_document.setdefault((minute, part), set()).add(line)
         for place, lines in by_document.items():
             edit = editing(_lines, partial(_without, lines))
             await self._documents.change(self._part_key(*place), edit)
         is_day_removed = False
-        for minute in outdated.empty | {minute for minute, _ in by_document}:
+        for minute in contents.empty | {minute for minute, _ in by_document}:
             if _is_past(minute, now):
                 is_day_removed |= await self._remove_minute(minute, now)
         return is_day_removed and not await self.exist()
@@ -227,8 +227,8 @@ class KeyValueScan:
         self._unread: list[Wake] | None = None
         self._lines: dict[str, list[LocatedLine]] = {}
         self._empty_minutes: set[int] = set()
-        self._claimed: set[str] = set()
-        self._postponed: dict[str, Wake | None] = {}
+        self._claimed_ids: set[str] = set()
+        self._outdated: dict[str, Wake | None] = {}
 
     async def next(self, count: int) -> list[Wake]:
         if self._unread is None:
@@ -241,26 +241,26 @@ class KeyValueScan:
         lines, self._empty_minutes = await self._wakes.lines(self._queue).read(
             self._until, self._now
         )
-        for located in lines:
-            line = located.line
-            self._lines.setdefault(line.id, []).append(located)
+        for located_line in lines:
+            line = located_line.line
+            self._lines.setdefault(line.id, []).append(located_line)
             wake = Wake(line.at, line.id, line.workflow, self._queue, line.version)
             if self._accepts(wake):
                 wakes.append(wake)
         return wakes
 
-    def claimed(self, id: str) -> None:
-        self._claimed.add(id)
-        self._postponed.pop(id, None)
+    def mark_claimed(self, id: str) -> None:
+        self._claimed_ids.add(id)
+        self._outdated.pop(id, None)
 
-    def postponed(self, id: str, wake: Wake | None) -> None:
+    def mark_outdated(self, id: str, wake: Wake | None) -> None:
         if all(each.line.written_at + _GRACE < self._now for each in self._lines[id]):
-            self._postponed[id] = wake
+            self._outdated[id] = wake
 
     async def tidy(self, plan: Plan, now: int) -> None:
         """Remove outdated lines, after writing new ones for postponed runs."""
-        await self._wakes.add([wake for wake in self._postponed.values() if wake], now)
-        lines = [line for id in [*self._claimed, *self._postponed] for line in self._lines[id]]
+        await self._wakes.add([wake for wake in self._outdated.values() if wake], now)
+        lines = [line for id in [*self._claimed_ids, *self._outdated] for line in self._lines[id]]
         if lines or self._empty_minutes:
             await self._wakes.remove(self._queue, Contents(lines, self._empty_minutes), now)
 
@@ -279,8 +279,8 @@ class _Fill:
         return encode(lines + self._new[:room])
 
 
-def _without(removed: set[T], items: list[T]) -> list[T]:
-    return [item for item in items if item not in removed]
+def _without(to_remove: set[T], items: list[T]) -> list[T]:
+    return [item for item in items if item not in to_remove]
 
 
 def _is_past(minute: int, now: int) -> bool:

@@ -120,7 +120,7 @@ class ServerBackend(SqliteSchemaBackend):
             # The runs are too large for one response.
             limit //= 2
         # A single snapshot always fits; its journal and inbox are then read in pages.
-        verb = partial(self._leases.claim, owner, ttl, limit, drives, queues, apart=True)
+        verb = partial(self._leases.claim, owner, ttl, limit, drives, queues, separately=True)
         return await self._claim(verb)
 
     async def _write(

@@ -84,14 +84,14 @@ class RoundQueue:
     async def _handle_unavailable(self, rounds: Sequence[_Round], error: StoreError) -> None:
         # The request may have been executed, so only rounds that are safe to repeat are sent again.
         # If all rounds were repeatable, `send` has already retried them.
-        again = [round for round in rounds if round.repeatable]
-        if not (isinstance(error, NoResponse) and error.sent) or len(again) == len(rounds):
-            again = []
+        to_repeat = [round for round in rounds if round.repeatable]
+        if not (isinstance(error, NoResponse) and error.was_sent) or len(to_repeat) == len(rounds):
+            to_repeat = []
         for round in rounds:
-            if round not in again:
+            if round not in to_repeat:
                 round.fail(error)
-        if again:
-            await self._send_together(again)
+        if to_repeat:
+            await self._send_together(to_repeat)
 
     async def _handle_refusal(self, rounds: Sequence[_Round], error: Exception) -> None:
         if len(rounds) == 1:

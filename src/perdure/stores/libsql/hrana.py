@@ -44,10 +44,10 @@ def batch_request(statements: Sequence[Statement], *, atomic: bool) -> dict[str,
     if not atomic:
         return _batch([_step(statement, after) for after, statement in enumerate(statements, -1)])
     steps = [_step(one, after) for after, one in enumerate([_BEGIN, *statements, _COMMIT], -1)]
-    failed = {"type": "not", "cond": {"type": "ok", "step": len(steps) - 1}}
+    has_failed = {"type": "not", "cond": {"type": "ok", "step": len(steps) - 1}}
     # If BEGIN itself failed, a rollback would fail too and hide the reason.
-    begun = {"type": "ok", "step": 0}
-    condition = {"type": "and", "conds": [begun, failed]}
+    is_open = {"type": "ok", "step": 0}
+    condition = {"type": "and", "conds": [is_open, has_failed]}
     return _batch([*steps, {"stmt": _stmt(_ROLLBACK), "condition": condition}])
 
 
@@ -79,8 +79,8 @@ def _step(statement: Statement, after: int) -> dict[str, Any]:
 def _stmt(statement: Statement) -> dict[str, Any]:
     sql, values = statement
     if isinstance(values, Mapping):
-        named = [{"name": name, "value": _cell(value)} for name, value in values.items()]
-        return {"sql": sql, "named_args": named}
+        named_args = [{"name": name, "value": _cell(value)} for name, value in values.items()]
+        return {"sql": sql, "named_args": named_args}
     return {"sql": sql, "args": [_cell(value) for value in values]}
 
 

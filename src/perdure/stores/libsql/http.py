@@ -22,11 +22,11 @@ _MAX_IDLE_SECONDS = 5
 
 
 class NoResponse(StoreUnavailable):
-    """The server did not answer; if `sent` is set, it may have received the request."""
+    """The server did not answer; if `was_sent` is set, it may have received the request."""
 
-    def __init__(self, message: str, *, sent: bool) -> None:
+    def __init__(self, message: str, *, was_sent: bool) -> None:
         super().__init__(message)
-        self.sent = sent
+        self.was_sent = was_sent
 
 
 class Response(NamedTuple):
@@ -55,11 +55,11 @@ class Transport(ABC):
     async def close(self) -> None:
         """Close the connections that this transport opened."""
 
-    def _no_response(self, error: Exception, *, sent: bool) -> NoResponse:
+    def _no_response(self, error: Exception, *, was_sent: bool) -> NoResponse:
         message = f"libSQL at {self._url} does not answer: {str(error) or type(error).__name__}"
-        if sent:
+        if was_sent:
             message += "; it may have received the request"
-        return NoResponse(message, sent=sent)
+        return NoResponse(message, was_sent=was_sent)
 
 
 class HttpxTransport(Transport):
@@ -80,9 +80,9 @@ class HttpxTransport(Transport):
         try:
             response = await client.post(url, content=body, headers=headers, timeout=self._timeout)
         except self._unsent as error:
-            raise self._no_response(error, sent=False) from error
+            raise self._no_response(error, was_sent=False) from error
         except self._httpx.HTTPError as error:
-            raise self._no_response(error, sent=True) from error
+            raise self._no_response(error, was_sent=True) from error
         return Response(response.status_code, response.content)
 
     def forget_loop(self) -> None:
@@ -209,7 +209,7 @@ class StreamTransport(Transport):
                     response = await connection.post(head.encode("latin-1") + body)
             except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
                 connection.abort()
-                raise self._no_response(error, sent=True) from error
+                raise self._no_response(error, was_sent=True) from error
             except BaseException:
                 connection.abort()
                 raise
@@ -251,5 +251,5 @@ class StreamTransport(Transport):
                     ssl=self._ssl_context if target.secure else None,
                 )
         except OSError as error:
-            raise self._no_response(error, sent=False) from error
+            raise self._no_response(error, was_sent=False) from error
         return _Connection(reader, transport)

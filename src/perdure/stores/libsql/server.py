@@ -179,14 +179,14 @@ class Server:
         else:
             request = batch_request(statements, atomic=atomic)
 
-        async def once() -> Sequence[Outcome]:
+        async def send() -> Sequence[Outcome]:
             result = (await self.pipeline([request, CLOSE])).results[0]
             if single:
                 return [read_outcome(result)]
             return read_outcomes(result, len(statements), atomic=atomic)
 
         try:
-            return await self.retry(once, repeatable=repeatable)
+            return await self.retry(send, repeatable=repeatable)
         except StatementError as error:
             if _TOO_BIG not in f"{error}":
                 raise
@@ -202,7 +202,7 @@ class Server:
         if status in (401, 403):
             raise StoreError(f"{message}; pass a valid auth_token")
         if status >= 500:
-            raise NoResponse(f"{message}; it may have executed the request", sent=True)
+            raise NoResponse(f"{message}; it may have executed the request", was_sent=True)
         raise StoreError(message)
 
 
@@ -222,7 +222,7 @@ def _largest(statements: Sequence[Statement]) -> int:
 def _is_retryable(error: NoResponse | StatementError, repeatable: bool) -> bool:
     if isinstance(error, StatementError):
         return error.code in BUSY
-    return repeatable or not error.sent
+    return repeatable or not error.was_sent
 
 
 def open_transport(url: str, client: Any, timeout: float) -> Transport:

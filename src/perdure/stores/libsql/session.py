@@ -39,7 +39,7 @@ class StreamSession(Session):
         try:
             [outcome] = await self._round([Statement(sql, values)])
         except StoreUnavailable as error:
-            self.lost = error
+            self.failure = error
             raise
         return outcome
 

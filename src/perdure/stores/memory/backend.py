@@ -34,7 +34,7 @@ from perdure.store import (
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, read_grant
-from perdure.stores._searching import Found, Position, count, find
+from perdure.stores._searching import Position, SearchResult, count, find
 from perdure.stores.memory.documents import MemoryDocuments
 from perdure.stores.memory.rows import Run, Runs
 from perdure.stores.memory.transaction import MemoryTransaction
@@ -71,7 +71,7 @@ class MemoryBackend:
     async def load(self, id: str) -> Snapshot | None:
         """Return the merged snapshot."""
         run = self._find(id)
-        return None if run is None else run.merged()
+        return None if run is None else run.merged_snapshot()
 
     async def delete(self, id: str) -> bool:
         """Delete a run."""
@@ -102,7 +102,7 @@ class MemoryBackend:
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
         """Release leases."""
         at = wake_at or self.clock.now()
-        for run in filter(None, map(self._owned, leases)):
+        for run in filter(None, map(self._find_owned, leases)):
             run.owner = None
             self._wake(run, at)
 
@@ -164,10 +164,10 @@ class MemoryBackend:
             and request.workflow in (None, run.workflow)
             and all(tag in run.tags for tag in request.tags)
         )
-        pruned = [*islice(old, request.limit)]
-        for id in () if request.dry_run else pruned:
+        ids = [*islice(old, request.limit)]
+        for id in () if request.dry_run else ids:
             self.runs.remove(id)
-        return len(pruned)
+        return len(ids)
 
     async def stats(self) -> Stats:
         """Count the runs by a scan."""
@@ -176,20 +176,20 @@ class MemoryBackend:
         for run in self._mine():
             if run.wake_at is not None and not run.queue.startswith("~"):
                 name = run.queue.partition("/")[0]
-                by_queue[name] = _counted(by_queue.get(name, QueueStats()), run, now)
+                by_queue[name] = _count_run(by_queue.get(name, QueueStats()), run, now)
         by_queue = {name: queue for name, queue in by_queue.items() if queue != QueueStats()}
         oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
         by_status = Counter[str](run.status for run in self._mine())
         return Stats(by_status, min(oldest, default=None), by_queue)
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find runs by a scan: the runs of one process are few enough."""
         return find(self._summaries(), query, limit, after)
 
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
         """Return runs by id."""
         return [
-            None if run is None else replace(run.summarized(self.prefix), revision=run.revision())
+            None if run is None else replace(run.to_summary(self.prefix), revision=run.revision())
             for run in map(self._find, ids)
         ]
 
@@ -275,8 +275,8 @@ class MemoryBackend:
         run.version = run.version if rest.version is None else rest.version
         run.tags = run.tags if rest.tags is None else rest.tags
         run.summary = run.summary if rest.summary is None else rest.summary
-        awaited = [each for each in run.inbox.values() if each.name in rest.awaits]
-        self._wake(run, now if awaited else rest.wake_at)
+        awaited_messages = [each for each in run.inbox.values() if each.name in rest.awaits]
+        self._wake(run, now if awaited_messages else rest.wake_at)
 
     def _acquire(self, request: LeaseRequest, now: datetime) -> Granted | None:
         run = self._find(request.id)
@@ -313,7 +313,7 @@ class MemoryBackend:
         lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(inbox))
         return read_grant(
             lease,
-            run.merged,
+            run.merged_snapshot,
             now,
             inbox,
             run.takeovers,
@@ -323,7 +323,7 @@ class MemoryBackend:
         )
 
     def _renew(self, lease: Lease, expires_at: datetime) -> Lease | None:
-        run = self._owned(lease)
+        run = self._find_owned(lease)
         if run is None:
             return None
         self._wake(run, expires_at)
@@ -373,7 +373,7 @@ class MemoryBackend:
     def _find(self, id: str) -> Run | None:
         return self.runs.get(self.prefix + id)
 
-    def _owned(self, lease: Lease) -> Run | None:
+    def _find_owned(self, lease: Lease) -> Run | None:
         """Return the run if the lease is still the current one."""
         run = self._find(lease.id)
         if run is None or run.epoch != lease.epoch or run.owner != lease.owner:
@@ -387,13 +387,13 @@ class MemoryBackend:
         return (run for run in runs if not run.id.startswith(system))
 
     def _summaries(self) -> Iterator[RunSummary]:
-        return (run.summarized(self.prefix) for run in self.runs if run.id.startswith(self.prefix))
+        return (run.to_summary(self.prefix) for run in self.runs if run.id.startswith(self.prefix))
 
     def _id(self, run: Run) -> str:
         return run.id[len(self.prefix) :]
 
 
-def _counted(queue: QueueStats, run: Run, now: datetime) -> QueueStats:
+def _count_run(queue: QueueStats, run: Run, now: datetime) -> QueueStats:
     """Return the statistics of a queue with one more run counted."""
     assert run.wake_at is not None, "the run has a wake time"
     if run.wake_at > now:

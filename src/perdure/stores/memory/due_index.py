@@ -11,7 +11,7 @@ from perdure.store import Drivable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Indexed:
+class IndexedRun:
     """The fields of a run that a `DueIndex` uses.
 
     `entry` is the number of the run's current index entry; entries with another one are stale.
@@ -25,7 +25,7 @@ class Indexed:
     entry: int = 0
 
 
-R = TypeVar("R", bound=Indexed)
+R = TypeVar("R", bound=IndexedRun)
 
 
 class DueIndex(Generic[R]):
@@ -79,21 +79,21 @@ class DueIndex(Generic[R]):
     def _due_in(self, queue: str, now: datetime, drives: Sequence[Drivable] | None) -> Iterator[R]:
         """Yield the due runs of a queue, earliest first; they stay in the index."""
         heaps = self._queues.get(queue, {})
-        chosen = [heap for key, heap in heaps.items() if _is_drivable(*key, drives)]
-        popped: list[R] = []
+        drivable_heaps = [heap for key, heap in heaps.items() if _is_drivable(*key, drives)]
+        popped_runs: list[R] = []
         try:
-            while (heap := _earliest(chosen, now)) is not None:
-                popped.append(heap.pop())
-                yield popped[-1]
+            while (heap := _earliest(drivable_heaps, now)) is not None:
+                popped_runs.append(heap.pop())
+                yield popped_runs[-1]
         finally:
             self._drop_empty(queue)
-            for run in popped:
+            for run in popped_runs:
                 self.put(run)
 
     def _drop_empty(self, queue: str) -> None:
         heaps = self._queues.pop(queue, {})
-        if left := {key: heap for key, heap in heaps.items() if heap.first() is not None}:
-            self._queues[queue] = left
+        if nonempty_heaps := {key: heap for key, heap in heaps.items() if heap.first() is not None}:
+            self._queues[queue] = nonempty_heaps
 
 
 class _WakeHeap(Generic[R]):
@@ -126,10 +126,10 @@ class _WakeHeap(Generic[R]):
 
 def _earliest(heaps: Iterable[_WakeHeap[R]], now: datetime) -> _WakeHeap[R] | None:
     due = [(time, heap) for heap in heaps if (time := heap.first()) is not None and time <= now]
-    return min(due, key=lambda timed: timed[0])[1] if due else None
+    return min(due, key=lambda pair: pair[0])[1] if due else None
 
 
-def _wake_time(run: Indexed) -> datetime:
+def _wake_time(run: IndexedRun) -> datetime:
     assert run.wake_at is not None, "a run in the index has a wake time"
     return run.wake_at
 

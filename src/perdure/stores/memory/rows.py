@@ -11,13 +11,13 @@ from perdure.clock import Clock
 from perdure.keyvalue import MemoryKeyValue
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import Entry, Message, RunSummary
-from perdure.stores._reading import merged, reading
-from perdure.stores.memory.due_index import DueIndex, Indexed
+from perdure.stores._reading import merge_journal, reading
+from perdure.stores.memory.due_index import DueIndex, IndexedRun
 from perdure.stores.memory.transaction import Table
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Run(Indexed):
+class Run(IndexedRun):
     """A run, encoded, so that it cannot hold anything that a database would reject.
 
     While the run has an owner, `wake_at` is when the lease expires. `folded` is the position (epoch
@@ -39,11 +39,11 @@ class Run(Indexed):
     inbox: dict[str, Message] = field(default_factory=dict)
     dedup_ids: set[str] = field(default_factory=set)
 
-    def merged(self) -> Snapshot:
+    def merged_snapshot(self) -> Snapshot:
         """Return the snapshot with the journal applied, in the order of epoch and number."""
         with reading(self.id):
             snapshot = codec.loads(self.snapshot)
-            return merged(
+            return merge_journal(
                 snapshot, *(codec.loads(data) for _, data in sorted(self.journal.items()))
             )
 
@@ -56,7 +56,7 @@ class Run(Indexed):
         """Return whether the run has an owner whose lease has expired."""
         return self.owner is not None and self.wake_at is not None and self.wake_at <= now
 
-    def summarized(self, prefix: str) -> RunSummary:
+    def to_summary(self, prefix: str) -> RunSummary:
         """Return the run's summary; its id does not include the prefix."""
         return RunSummary(
             id=self.id.removeprefix(prefix),

@@ -85,7 +85,7 @@ class Appender:
 
     def forget_loop(self) -> None:
         """Drop the locks and tasks, which ended with their event loop."""
-        self._locked: set[str] = set()
+        self._locked_keys: set[str] = set()
         self._unlocked = asyncio.Event()
         self._marking: dict[asyncio.Task[None], set[str]] = {}
 
@@ -107,8 +107,8 @@ class Appender:
             doubtful = await self._write(db, batches.values())
             for start in range(0, len(doubtful), _MAX_CONCURRENT):
                 some = doubtful[start : start + _MAX_CONCURRENT]
-                resolved = await gather_all([self._resolve(db, batch) for batch in some])
-                for batch, answers in zip(some, resolved, strict=True):
+                verdict_lists = await gather_all([self._resolve(db, batch) for batch in some])
+                for batch, answers in zip(some, verdict_lists, strict=True):
                     for index, verdict in zip(batch.indexes, answers, strict=True):
                         verdicts[index] = verdict
         return verdicts
@@ -128,14 +128,14 @@ class Appender:
     async def lock(self, keys: Iterable[str]) -> AsyncGenerator[None]:
         """Prevent other calls in this process from writing these runs."""
         mine = {*keys}
-        while not self._locked.isdisjoint(mine):
+        while not self._locked_keys.isdisjoint(mine):
             self._unlocked.clear()
             await self._unlocked.wait()
-        self._locked |= mine
+        self._locked_keys |= mine
         try:
             yield
         finally:
-            self._locked -= mine
+            self._locked_keys -= mine
             self._unlocked.set()
 
     async def _write(self, db: Collections, batches: Iterable[RunBatch]) -> list[RunBatch]:
@@ -155,8 +155,8 @@ class Appender:
             for some, write in ((steps, self._insert), (rests, self._settle))
             if some
         ]
-        for left in await gather_all(writes):
-            doubtful += left
+        for batches_in_doubt in await gather_all(writes):
+            doubtful += batches_in_doubt
         return doubtful
 
     async def _insert(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
@@ -170,24 +170,24 @@ class Appender:
                 documents.append(entry_document(batch.key, entry, slot))
                 owners.append(batch)
                 size += len(entry.data)
-        filled = await insert(db.journal, documents, size)
+        filled_slots = await insert(db.journal, documents, size)
         # A seal in the slot of one entry makes the entries after it void.
-        doubtful = {owners[index].key for index in filled}
-        written = [batch for batch in batches if batch.key not in doubtful]
-        for batch in written:
+        doubtful = {owners[index].key for index in filled_slots}
+        written_batches = [batch for batch in batches if batch.key not in doubtful]
+        for batch in written_batches:
             self._advance(batch)
-        self._mark_later(db, written)
+        self._mark_later(db, written_batches)
         return [batch for batch in batches if batch.key in doubtful]
 
     async def _settle(self, db: Collections, batches: list[RunBatch]) -> list[RunBatch]:
         """Write rests of leases whose positions are known; return the batches in doubt."""
         deletes = {batch.key: batch.last.epoch for batch in batches if batch.is_delete}
-        written = await settle(db, [batch for batch in batches if not batch.is_delete])
+        count = await settle(db, [batch for batch in batches if not batch.is_delete])
         may_have_messages = False
         if deletes:
-            deleted, may_have_messages = await delete(db, deletes)
-            written += deleted
-        if written < len(batches):
+            deleted_count, may_have_messages = await delete(db, deletes)
+            count += deleted_count
+        if count < len(batches):
             return batches
         await self._finish_rests(db, batches, may_have_messages=may_have_messages)
         return []
@@ -237,7 +237,7 @@ class Appender:
             works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
         await gather_all(works)
         for batch in batches:
-            self._positions.marked(batch.key, batch.last.epoch, batch.consumes)
+            self._positions.mark_done(batch.key, batch.last.epoch, batch.consumes)
 
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True
@@ -272,11 +272,9 @@ class Appender:
 
     async def _resolve(self, db: Collections, batch: RunBatch) -> list[Verdict]:
         """Write a run's entries one by one, each based on the state of the database."""
-        unconfirmed = batch.unconfirmed_rest
+        last_rest = batch.unconfirmed_rest
         return [
-            await self._resolve_entry(
-                db, RunBatch(batch.key, [entry], unconfirmed_rest=unconfirmed)
-            )
+            await self._resolve_entry(db, RunBatch(batch.key, [entry], unconfirmed_rest=last_rest))
             for entry in batch.entries
         ]
 
@@ -327,22 +325,22 @@ class Appender:
 
     def _verdict(self, batch: RunBatch, run: Any) -> Verdict | None:
         """Return the verdict on an entry if the run's document alone decides it."""
-        entry, unconfirmed = batch.last, batch.unconfirmed_rest
+        entry, last_rest = batch.last, batch.unconfirmed_rest
         if run is None:
             # The owner wanted to delete the run, and it is gone: the reply to the write was lost.
-            rest = (unconfirmed or entry).rest
+            rest = (last_rest or entry).rest
             is_ours = self._positions.get(batch.key, entry.epoch) is not None
             is_expected = is_ours and rest is not None and rest.delete
             return Verdict.ACCEPTED if is_expected else Verdict.UNKNOWN
-        settled = {**run.get("settled", {})}
-        if unconfirmed and settled == {"epoch": unconfirmed.epoch, "n": unconfirmed.n}:
+        settled_at = {**run.get("settled", {})}
+        if last_rest and settled_at == {"epoch": last_rest.epoch, "n": last_rest.n}:
             return Verdict.ACCEPTED
         if run.get("epoch") != entry.epoch:
             self._positions.remove(batch.key, entry.epoch)
             return Verdict.FENCED
-        if settled.get("epoch") != entry.epoch:
+        if settled_at.get("epoch") != entry.epoch:
             return None
-        return Verdict.ACCEPTED if entry.n <= settled["n"] else Verdict.FENCED
+        return Verdict.ACCEPTED if entry.n <= settled_at["n"] else Verdict.FENCED
 
     async def _plan_rest(
         self, db: Collections, batch: RunBatch, rest: Rest, run: Any, log: Log
@@ -356,13 +354,13 @@ class Appender:
         epochs = {batch.key: entry.epoch}
         if rest.delete:
             return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
-        consumed = consumed_messages(run, [log]) | {*map(message_name, batch.consumes)}
+        consumed_names = consumed_messages(run, [log]) | {*map(message_name, batch.consumes)}
         count = run.get("messageCount")
         due = bool(count and rest.awaits) and await has_awaited_message(
-            db, batch.key, inbox_of(run), consumed, rest.awaits
+            db, batch.key, inbox_of(run), consumed_names, rest.awaits
         )
         body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-        fields = rest_fields(entry, rest, body, [*consumed], due=due)
+        fields = rest_fields(entry, rest, body, [*consumed_names], due=due)
         if count:
             logs = (await read_logs(db, {batch.key: run.get("epochs", ())}))[batch.key]
             since = consumed_by(logs) | {*map(message_name, batch.consumes)}

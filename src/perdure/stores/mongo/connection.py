@@ -44,7 +44,7 @@ _CODEC: CodecOptions[Any] = CodecOptions(
 class Target(NamedTuple):
     """A parsed URL: the hosts (without credentials), the database, and whether it is a set."""
 
-    where: str
+    location: str
     database: str
     replica_set: bool
 
@@ -92,11 +92,11 @@ class Connection(Generic[T]):
         with self.use() as bound:
             hello = await self._hello()
             if hello["maxWireVersion"] < _MIN_WIRE_VERSION:
-                raise StoreError(f"MongoDB at {self.target.where} is too old: 4.4 is required")
+                raise StoreError(f"MongoDB at {self.target.location} is too old: 4.4 is required")
             is_standalone = "setName" not in hello and hello.get("msg") != "isdbgrid"
             if self.target.replica_set and is_standalone:
                 raise StoreError(
-                    f"MongoDB at {self.target.where} is a standalone server: it has neither "
+                    f"MongoDB at {self.target.location} is a standalone server: it has neither "
                     "transactions nor change streams; convert it to a replica set, or pass "
                     "replica_set=False"
                 )
@@ -167,7 +167,7 @@ class Use(Generic[T]):
         if isinstance(error, PyMongoError):
             target = self._connection.target
             seconds = self._connection.clock.monotonic() - self._started
-            raise translate(error, target.where, target.database, seconds) from error
+            raise translate(error, target.location, target.database, seconds) from error
 
 
 def parse_target(url: str, database: str | None, replica_set: bool | None) -> Target:
@@ -175,22 +175,20 @@ def parse_target(url: str, database: str | None, replica_set: bool | None) -> Ta
     # The hosts behind a mongodb+srv name are looked up by the driver when it connects.
     plain = str(url).replace("mongodb+srv://", "mongodb://", 1)
     try:
-        parsed = parse_uri(plain, validate=False)
+        uri = parse_uri(plain, validate=False)
     except (InvalidURI, ValueError) as error:
         # The problem may be the password itself, so show neither it nor the driver's message.
         login, _, rest = plain.rpartition("@")
-        quoted = "Characters such as / and @ in user and password are written as %2F and %40"
-        raise InvalidArgument(
-            "url", rest, "a MongoDB URL", quoted if login else str(error)
-        ) from None
-    has_option = any(option.lower() == "replicaset" for option in parsed["options"])
-    is_set = has_option or plain != url or len(parsed["nodelist"]) > 1
-    name = database or parsed["database"] or DEFAULT_DATABASE
+        hint = "Characters such as / and @ in user and password are written as %2F and %40"
+        raise InvalidArgument("url", rest, "a MongoDB URL", hint if login else str(error)) from None
+    has_option = any(option.lower() == "replicaset" for option in uri["options"])
+    is_set = has_option or plain != url or len(uri["nodelist"]) > 1
+    name = database or uri["database"] or DEFAULT_DATABASE
     if len(name) > 63 or not _NAME.fullmatch(name) or "." in name:
         expected = "letters, digits, _ and -, at most 63, the first a letter or _"
         raise InvalidArgument("database", name, expected)
-    where = urlsplit(url).netloc.rpartition("@")[2]
-    return Target(where, name, is_set if replica_set is None else replica_set)
+    location = urlsplit(url).netloc.rpartition("@")[2]
+    return Target(location, name, is_set if replica_set is None else replica_set)
 
 
 def check_collection(name: str) -> str:

@@ -35,7 +35,7 @@ from perdure.codec import JSONValue
 from perdure.errors import SnapshotFormatError, ValueTooLarge
 from perdure.snapshot import Snapshot
 from perdure.stores._awaitly import as_snapshot
-from perdure.stores._reading import merged, reading
+from perdure.stores._reading import merge_journal, reading
 
 Fields = dict[str, Any]
 
@@ -59,9 +59,9 @@ def encode_snapshot(data: bytes, what: str) -> Fields:
     value = codec.loads(data)
     if type(value) is not dict:
         raise SnapshotFormatError([f"{what} must be an object"])
-    embedded = _embed(value, data)
-    if embedded is not None and len(embedded) <= MAX_DOCUMENT_SIZE:
-        return {"snapshot": RawBSONDocument(embedded)}
+    document = _embed(value, data)
+    if document is not None and len(document) <= MAX_DOCUMENT_SIZE:
+        return {"snapshot": RawBSONDocument(document)}
     packed = pack(data, what)
     return {"snapshot": _outline(value), "packed": packed}
 
@@ -74,22 +74,22 @@ def size_of(fields: Mapping[str, Any]) -> int:
 
 def pack(data: bytes, what: str) -> bytes:
     """Compress JSON, or raise `ValueTooLarge` if even that does not fit in a document."""
-    packed = zlib.compress(data, 1)
-    if len(packed) > MAX_DOCUMENT_SIZE:
-        raise ValueTooLarge(f"compressed, {what}", len(packed), MAX_DOCUMENT_SIZE)
-    return packed
+    compressed_data = zlib.compress(data, 1)
+    if len(compressed_data) > MAX_DOCUMENT_SIZE:
+        raise ValueTooLarge(f"compressed, {what}", len(compressed_data), MAX_DOCUMENT_SIZE)
+    return compressed_data
 
 
-def unpack(packed: bytes) -> bytes:
+def unpack(data: bytes) -> bytes:
     """Return the JSON that was packed."""
-    return zlib.decompress(packed)
+    return zlib.decompress(data)
 
 
 def read_run(id: str, run: Mapping[str, Any], entries: Iterable[bytes]) -> Snapshot:
     """Return a run's snapshot with its entries merged, or raise `StoreCorrupted`."""
     with reading(id, zlib.error, InvalidBSON):
         deltas: Any = codec.loads(b"[%b]" % b",".join(entries))
-        return merged(_read_snapshot(run), *deltas)
+        return merge_journal(_read_snapshot(run), *deltas)
 
 
 def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:

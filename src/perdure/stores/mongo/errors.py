@@ -25,10 +25,10 @@ _UNAVAILABLE = {
     64,  # not confirmed by enough members in time
     91,  # shutting down
     189,  # the primary stepped down
-    10107,  # not the primary any more
+    10107,  # no longer the primary
     11600,  # interrupted by a shutdown
     11602,  # interrupted by an election
-    13435,  # not the primary, and secondaries were not asked for
+    13435,  # not the primary, and the client does not read from secondaries
     13436,  # recovering
 }
 
@@ -48,9 +48,9 @@ def is_connection_lost(error: BaseException) -> bool:
     return isinstance(error, AutoReconnect) and not isinstance(error, ServerSelectionTimeoutError)
 
 
-def translate(error: PyMongoError, where: str, database: str, seconds: float) -> StoreError:
+def translate(error: PyMongoError, location: str, database: str, seconds: float) -> StoreError:
     """Return the driver's error as a `StoreError` that says what to do next."""
-    at = f"MongoDB at {where}"
+    at = f"MongoDB at {location}"
     if isinstance(error, ServerSelectionTimeoutError):
         # Without the driver's settings and its view of the cluster, which follow.
         reason = str(error).partition(" (configured timeouts")[0].partition(", Timeout:")[0]

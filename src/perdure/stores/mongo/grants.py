@@ -43,34 +43,36 @@ class Grants:
     async def read(
         self,
         db: Collections,
-        leased: Mapping[str, Any],
+        runs: Mapping[str, Any],
         ttls: Mapping[str, timedelta],
-        known: Mapping[str, list[Message]] = MappingProxyType({}),
+        read_messages: Mapping[str, list[Message]] = MappingProxyType({}),
     ) -> dict[str, Granted]:
         """Fence out the previous owners of leased runs, and return the grants by `_id`.
 
-        `known` are the messages of some runs that were read with the lease.
+        `read_messages` are the messages of some runs, if they were read with the lease.
         """
-        older = {key: run["epochs"][:-1] for key, run in leased.items() if len(run["epochs"]) > 1}
-        unread = {key: run for key, run in leased.items() if key not in known}
-        messages = {**known, **await first_messages(db, inboxes_of(unread))}
+        older = {key: run["epochs"][:-1] for key, run in runs.items() if len(run["epochs"]) > 1}
+        unread = {key: run for key, run in runs.items() if key not in read_messages}
+        messages = {**read_messages, **await first_messages(db, inboxes_of(unread))}
         logs = await seal_logs(db, older) if older else {}
-        lost = await _lost(db, [leased[key] for key in older])
+        lost_keys = await _lost_runs(db, [runs[key] for key in older])
         grants: dict[str, Granted] = {}
         to_mark: list[str] = []
-        for key, run in leased.items():
-            if key in lost:
+        for key, run in runs.items():
+            if key in lost_keys:
                 continue
-            consumed = consumed_messages(run, logs.get(key, ()))
-            stored = messages.get(key, [])
+            consumed_names = consumed_messages(run, logs.get(key, ()))
+            run_messages = messages.get(key, [])
             # A crash may have come between an entry and the mark on the message it consumed.
-            names = {each.id: message_name(each.id) for each in stored}
-            to_mark += message_keys(key, (id for id, name in names.items() if name in consumed))
-            inbox = tuple(each for each in stored if names[each.id] not in consumed)
+            names = {each.id: message_name(each.id) for each in run_messages}
+            to_mark += message_keys(
+                key, (id for id, name in names.items() if name in consumed_names)
+            )
+            inbox = tuple(each for each in run_messages if names[each.id] not in consumed_names)
             grants[key] = self._grant(run, ttls[key], logs.get(key, ()), inbox)
         if to_mark:
             await mark_consumed(db.inbox, to_mark)
-        await _reset_takeovers(db, leased.values(), logs)
+        await _reset_takeovers(db, runs.values(), logs)
         return grants
 
     def _grant(
@@ -108,14 +110,14 @@ def _last_written(logs: Iterable[Log]) -> int:
 
 
 async def _reset_takeovers(
-    db: Collections, leased: Iterable[Any], logs: Mapping[str, Sequence[Log]]
+    db: Collections, runs: Iterable[Any], logs: Mapping[str, Sequence[Log]]
 ) -> None:
     """Forget expired leases up to one that wrote an entry; lists show the others."""
     writes = [
         UpdateOne(
             {"_id": run["_id"], "epoch": run["epoch"]}, {"$pull": {"expired": {"$lte": last}}}
         )
-        for run in leased
+        for run in runs
         if run["expired"]
         and (last := _last_written(logs.get(run["_id"], ()))) >= min(run["expired"])
     ]
@@ -123,25 +125,25 @@ async def _reset_takeovers(
         await relaxed(db.runs).bulk_write(writes, ordered=False)
 
 
-async def _lost(db: Collections, leased: Sequence[Any]) -> set[str]:
+async def _lost_runs(db: Collections, runs: Sequence[Any]) -> set[str]:
     """Return the runs that got another owner, or were settled, since they were leased.
 
     Their logs, as read, do not belong to the snapshot of the lease: an owner in between may have
     removed parts of them, and finished steps would be executed again. Messages need no such check:
     a wait that receives a message or misses one is recorded first, and that is refused.
     """
-    if not leased:
+    if not runs:
         return set()
-    keys = [run["_id"] for run in leased]
+    keys = [run["_id"] for run in runs]
     fields = {"owner": 1, "settled": 1}
-    found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
-    current = {run["_id"]: run async for run in found}
-    return {run["_id"] for run in leased if not _is_same_lease(run, current.get(run["_id"]))}
+    cursor = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
+    current = {run["_id"]: run async for run in cursor}
+    return {run["_id"] for run in runs if not _is_same_lease(run, current.get(run["_id"]))}
 
 
-def _is_same_lease(leased: Any, current: Any) -> bool:
-    # Compares the owner rather than the epoch: an owner that asks twice at once would lose to
-    # itself.
-    if current is None or current.get("owner") != leased["owner"]:
+def _is_same_lease(run: Any, current: Any) -> bool:
+    # Compares the owner rather than the epoch: of two concurrent requests of one owner, the second
+    # would otherwise make the first lose its grant.
+    if current is None or current.get("owner") != run["owner"]:
         return False
-    return bool(current.get("settled", {}).get("epoch", 0) < leased["epoch"])
+    return bool(current.get("settled", {}).get("epoch", 0) < run["epoch"])

@@ -58,9 +58,9 @@ def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
 
 def unconsumed_count(run: Mapping[str, Any]) -> int:
     """Return how many messages of a run are unconsumed; an estimate that is never too low."""
-    consumed: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
+    consumed_count: int = run.get("consumedCount", 0) + run.get("consumedSince", 0)
     count: int = run.get("messageCount", 0)
-    return max(0, count - consumed)
+    return max(0, count - consumed_count)
 
 
 def messages_of(run: str, incarnation: str) -> dict[str, str]:
@@ -76,7 +76,9 @@ async def first_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> dict[
     if small:
         async for document in db.inbox.find({"run": {"$in": [*small]}, "consumed": False}):
             small[document["run"]].append(document)
-    in_order = {key: _in_order(found, inboxes[key])[:INBOX_PAGE] for key, found in small.items()}
+    in_order = {
+        key: _in_order(documents, inboxes[key])[:INBOX_PAGE] for key, documents in small.items()
+    }
     return in_order | dict(zip(large, pages, strict=True))
 
 
@@ -84,15 +86,15 @@ async def _page(
     db: Collections, key: str, inbox: Inbox, after: int | None, limit: int | None
 ) -> list[Message]:
     """Return messages after a number, not marked as consumed, in order."""
-    numbered: Document = (
+    number_range: Document = (
         {"$lte": inbox.last} if after is None else {"$gt": after, "$lte": inbox.last}
     )
     mine = {"run": key, "consumed": False}
     # Messages without a number are few; the others follow in the order of the index.
-    unnumbered = await db.inbox.find({**mine, "number": None}).to_list()
-    found = db.inbox.find({**mine, "number": numbered}).sort("number")
-    documents = await (found if limit is None else found.limit(limit)).to_list()
-    messages = _in_order([*unnumbered, *documents], inbox)
+    unnumbered_documents = await db.inbox.find({**mine, "number": None}).to_list()
+    cursor = db.inbox.find({**mine, "number": number_range}).sort("number")
+    documents = await (cursor if limit is None else cursor.limit(limit)).to_list()
+    messages = _in_order([*unnumbered_documents, *documents], inbox)
     return [each for each in messages if after is None or number_of(each.id) > after][:limit]
 
 
@@ -104,21 +106,21 @@ def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Mess
 
 
 async def runs_with_messages(
-    db: Collections, inboxes: Mapping[str, Inbox], consumed: Collection[str]
+    db: Collections, inboxes: Mapping[str, Inbox], consumed_names: Collection[str]
 ) -> set[str]:
     """Return the runs, given by key, that have unconsumed messages.
 
-    `consumed` are the names of messages that are known to be consumed but not marked yet.
+    `consumed_names` are messages that are known to be consumed but not marked yet.
     """
     if not inboxes:
         return set()
     fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
-    found = db.inbox.find({"run": {"$in": [*inboxes]}, "consumed": False}, fields)
+    cursor = db.inbox.find({"run": {"$in": [*inboxes]}, "consumed": False}, fields)
     return {
         document["run"]
-        async for document in found
+        async for document in cursor
         if _number(document, inboxes[document["run"]]) is not None
-        and name_of(document) not in consumed
+        and name_of(document) not in consumed_names
     }
 
 
@@ -132,13 +134,13 @@ async def inbox(db: Collections, key: str, after: str | None, limit: int | None)
         run = await db.runs.find_one({"_id": key}, HEADER)
         if run is None or not run.get("messageCount"):
             break
-        left = None if limit is None else limit - len(messages)
-        page = await _page(db, key, inbox_of(run), last, left)
+        remaining = None if limit is None else limit - len(messages)
+        page = await _page(db, key, inbox_of(run), last, remaining)
         if not page:
             break
         messages += await _without_consumed(db, key, page)
         last = number_of(page[-1].id)
-        if left is None or len(page) < left:
+        if remaining is None or len(page) < remaining:
             break
     return messages
 
@@ -150,30 +152,30 @@ async def _without_consumed(
     if run is None:
         return []
     logs = await read_logs(db, {key: run.get("epochs", ())})
-    consumed = consumed_messages(run, logs[key])
-    return [message for message in messages if message_name(message.id) not in consumed]
+    consumed_names = consumed_messages(run, logs[key])
+    return [message for message in messages if message_name(message.id) not in consumed_names]
 
 
 async def has_awaited_message(
-    db: Collections, key: str, inbox: Inbox, consumed: Collection[str], awaits: Sequence[str]
+    db: Collections, key: str, inbox: Inbox, consumed_names: Collection[str], awaits: Sequence[str]
 ) -> bool:
     """Return whether the inbox has an unconsumed message with an awaited name."""
-    awaited = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
+    condition = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
     fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
-    found = db.inbox.find(awaited, fields)
+    cursor = db.inbox.find(condition, fields)
     return any(
         [
-            _number(document, inbox) is not None and name_of(document) not in consumed
-            async for document in found
+            _number(document, inbox) is not None and name_of(document) not in consumed_names
+            async for document in cursor
         ]
     )
 
 
 def is_awaited(
-    messages: Mapping[str, str], consumed: Collection[str], awaits: Sequence[str]
+    messages: Mapping[str, str], consumed_names: Collection[str], awaits: Sequence[str]
 ) -> bool:
     """Return whether one of the messages (events by name) is awaited and unconsumed."""
-    return any(event in awaits and name not in consumed for name, event in messages.items())
+    return any(event in awaits and name not in consumed_names for name, event in messages.items())
 
 
 def message_keys(run: str, ids: Iterable[str]) -> list[str]:
@@ -186,8 +188,8 @@ async def mark_consumed(inbox: connection.Collection, keys: Sequence[str]) -> No
     to_keep = [key for key in keys if _has_dedup_id(key)]
     to_delete = [key for key in keys if not _has_dedup_id(key)]
     if to_keep:
-        emptied = {"$set": {"consumed": True}, "$unset": {"payload": "", "packed": ""}}
-        await inbox.update_many({"_id": {"$in": to_keep}}, emptied)
+        update = {"$set": {"consumed": True}, "$unset": {"payload": "", "packed": ""}}
+        await inbox.update_many({"_id": {"$in": to_keep}}, update)
     if to_delete:
         await inbox.delete_many({"_id": {"$in": to_delete}})
 

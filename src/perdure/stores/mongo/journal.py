@@ -130,8 +130,8 @@ async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
         {"_id": slots_between(run, min(some), max(some))} for run, some in epochs.items() if some
     ]
     if ranges:
-        chosen = ranges[0] if len(ranges) == 1 else {"$or": ranges}
-        async for document in db.journal.find(chosen, batch_size=_BATCH_SIZE).sort("_id"):
+        condition = ranges[0] if len(ranges) == 1 else {"$or": ranges}
+        async for document in db.journal.find(condition, batch_size=_BATCH_SIZE).sort("_id"):
             run, epoch, slot = document["_id"].split("\0")
             log = logs[run].get(int(epoch, 16))
             if log is not None:
@@ -142,16 +142,16 @@ async def read_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dic
 async def seal_logs(db: Collections, epochs: Mapping[str, Sequence[int]]) -> dict[str, list[Log]]:
     """Seal the logs and return them; nothing that is added from now on counts."""
     logs = await read_logs(db, epochs)
-    while unsealed := [(run, log) for run in logs for log in logs[run] if not log.is_sealed]:
+    while pairs := [(run, log) for run in logs for log in logs[run] if not log.is_sealed]:
         seals = [
-            {"_id": slot_id(run, log.epoch, log.next_slot), "seal": True} for run, log in unsealed
+            {"_id": slot_id(run, log.epoch, log.next_slot), "seal": True} for run, log in pairs
         ]
-        filled = await insert(db.journal, seals)
-        for index, (_, log) in enumerate(unsealed):
-            log.is_sealed = index not in filled
-        if filled:
+        filled_indexes = await insert(db.journal, seals)
+        for index, (_, log) in enumerate(pairs):
+            log.is_sealed = index not in filled_indexes
+        if filled_indexes:
             # An entry came before the seal, and counts.
-            runs = {unsealed[index][0] for index in filled}
+            runs = {pairs[index][0] for index in filled_indexes}
             logs.update(await read_logs(db, {run: epochs[run] for run in runs}))
     return logs
 
@@ -188,13 +188,13 @@ class Positions:
         self._clock = clock
         self._positions: dict[str, Position] = {}
 
-    def add(self, run: str, epoch: int, incarnation: str, **known: Any) -> None:
+    def add(self, run: str, epoch: int, incarnation: str, **details: Any) -> None:
         """Add a new lease, unless there is one with a later epoch."""
         current = self._positions.get(run)
         if current is None or current.epoch < epoch:
             if len(self._positions) >= _MANY_POSITIONS:
                 self._remove_old()
-            self._positions[run] = Position(epoch, self._clock.monotonic(), incarnation, **known)
+            self._positions[run] = Position(epoch, self._clock.monotonic(), incarnation, **details)
 
     def get(self, run: str, epoch: int) -> Position | None:
         """Return the position of a lease, certain or not."""
@@ -224,7 +224,7 @@ class Positions:
                 position.consumed.add(name)
                 position.unmarked.add(name)
 
-    def marked(self, run: str, epoch: int, ids: Iterable[str]) -> None:
+    def mark_done(self, run: str, epoch: int, ids: Iterable[str]) -> None:
         """Note that consumed messages were marked."""
         position = self.get(run, epoch)
         if position is not None:

@@ -54,8 +54,8 @@ class KeyValueCollection(KeyValueBackend, Generic[T]):
 
     async def delete(self, key: str) -> bool:
         with self._connection.use() as bound:
-            deleted = await self._choose(bound).delete_one({"_id": key, **_IS_LIVE})
-            return deleted.deleted_count == 1
+            result = await self._choose(bound).delete_one({"_id": key, **_IS_LIVE})
+            return result.deleted_count == 1
 
     async def keys(self, prefix: str) -> list[str]:
         with self._connection.use() as bound:
@@ -73,8 +73,8 @@ class KeyValueCollection(KeyValueBackend, Generic[T]):
                 update = [{"$replaceWith": _document(new, None)}]
                 return (await collection.update_one(expected, update)).matched_count == 1
             is_absent = {"$or": [_IS_MISSING, _HAS_EXPIRED]}
-            added = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
-            return await _upsert(collection, key, [added])
+            stage = {"$replaceWith": {"$cond": [is_absent, _document(new, None), "$$ROOT"]}}
+            return await _upsert(collection, key, [stage])
 
 
 class MongoKeyValue(DatabaseKeyValue):

@@ -38,8 +38,8 @@ _OLD_INBOX_INDEX = {"run": 1, "sentAt": 1, "order": 1}
 
 async def prepare(db: Collections) -> None:
     """Create collections and indexes, or upgrade them; several processes may do so at once."""
-    stored = await db.layout.find_one({"_id": _ID})
-    number = 1 if stored is None else stored["number"]
+    stored_layout = await db.layout.find_one({"_id": _ID})
+    number = 1 if stored_layout is None else stored_layout["number"]
     check_layout(f"collection {db.runs.name}", number, LAYOUT, alternative="collection")
     if number < LAYOUT:
         await _drop_old_indexes(db)
@@ -83,24 +83,24 @@ async def _add_queues(db: Collections) -> None:
     after the upgrade.
     """
     without = {"queue": None, "wakeAt": HAS_WAKE_TIME}
-    added = {"$set": {"queue": "", "version": 0, "turn": 0}}
-    await db.runs.update_many(without, added, hint=DUE_INDEX)
+    update = {"$set": {"queue": "", "version": 0, "turn": 0}}
+    await db.runs.update_many(without, update, hint=DUE_INDEX)
 
 
 async def _count_messages(db: Collections) -> None:
     """Count messages that are not in an inbox as consumed."""
-    uncounted = {"messageCount": {"$gt": 0}, "consumedCount": None}
+    condition = {"messageCount": {"$gt": 0}, "consumedCount": None}
     is_old = {"consumed": False, "number": None, "sentAt": {"$exists": True}}
     counting: Pipeline = [{"$match": is_old}, {"$group": {"_id": "$run", "count": {"$sum": 1}}}]
     writes = [
         UpdateOne(
-            {"_id": group["_id"], **uncounted},
+            {"_id": group["_id"], **condition},
             [{"$set": {"consumedCount": {"$subtract": ["$messageCount", group["count"]]}}}],
         )
         async for group in await db.inbox.aggregate(counting)
     ]
     await _write_all(db.runs, writes)
-    await db.runs.update_many(uncounted, [{"$set": {"consumedCount": "$messageCount"}}])
+    await db.runs.update_many(condition, [{"$set": {"consumedCount": "$messageCount"}}])
 
 
 async def _write_all(collection: Collection, writes: Sequence[UpdateOne]) -> None:

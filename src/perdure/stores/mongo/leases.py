@@ -107,23 +107,23 @@ class Leases:
     ) -> list[Granted | None]:
         claim = ObjectId()
         new = [request for request in requests if request.create is not None]
-        created = await self._create(db, new, claim) if new else {}
+        created_grants = await self._create(db, new, claim) if new else {}
         # After a lost reply, runs that this call inserted are recognized by their claim.
-        in_doubt = created is None
-        grants: dict[str, Granted] = {**(created or {})}
-        left = {
+        in_doubt = created_grants is None
+        grants: dict[str, Granted] = {**(created_grants or {})}
+        remaining = {
             self._prefix + request.id: request
             for request in requests
             if self._prefix + request.id not in grants and (request.existing or in_doubt)
         }
-        if left:
-            if in_doubt or len(left) == 1:
-                runs = [await self._lease_one(db, *item, claim) for item in left.items()]
+        if remaining:
+            if in_doubt or len(remaining) == 1:
+                runs = [await self._lease_one(db, *item, claim) for item in remaining.items()]
             else:
-                runs = await self._lease_many(db, left, claim)
-            leased = {run["_id"]: {**run} for run in runs if run is not None}
-            ttls = {key: request.ttl for key, request in left.items()}
-            grants |= await self._grants.read(db, leased, ttls)
+                runs = await self._lease_many(db, remaining, claim)
+            leased_runs = {run["_id"]: {**run} for run in runs if run is not None}
+            ttls = {key: request.ttl for key, request in remaining.items()}
+            grants |= await self._grants.read(db, leased_runs, ttls)
         return [grants.get(self._prefix + request.id) for request in requests]
 
     async def _create(
@@ -133,9 +133,9 @@ class Leases:
 
         Return the grants by `_id`, or `None` if it is unknown which runs were created.
         """
-        started = await self._clock.now()
-        epoch = self._epochs.at(started)
-        documents, grants = self._new_runs(requests, claim, epoch, started)
+        created_at = await self._clock.now()
+        epoch = self._epochs.at(created_at)
+        documents, grants = self._new_runs(requests, claim, epoch, created_at)
         try:
             size = sum(len(request.create or b"") for request in requests)
             existing = await insert(db.runs, documents, size)
@@ -146,8 +146,8 @@ class Leases:
             return None
         # Wait until the epoch is in the past, so that the next run with the same id, which another
         # process may create with its own estimate of the time, gets a higher one.
-        await self._clock.wait_past(started)
-        if await self._clock.now() - started > _MAX_CREATION_TIME:
+        await self._clock.wait_past(created_at)
+        if await self._clock.now() - created_at > _MAX_CREATION_TIME:
             # This process was suspended in the meantime. The epoch may be lower than that of an
             # earlier run with the same id, so request a new one.
             return None
@@ -211,14 +211,14 @@ class Leases:
             epoch, instead_of = self._epochs.next(), _instead_of(some)
             lease = lease_if_free(owner, ttl, claim, epoch, instead_of=instead_of)
             await db.runs.update_many({"_id": {"$in": [*some]}}, [lease])
-        return await _claimed(db, [*requests], claim)
+        return await _claimed_runs(db, [*requests], claim)
 
     async def owners(self, db: Collections, ids: Sequence[str]) -> list[Ownership | None]:
         """Return the owner of each run; `None` for a missing run."""
         keys = [self._prefix + id for id in ids]
         fields = {"owner": 1, "wakeAt": 1}
-        found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
-        owners = {run["_id"]: _ownership(run) async for run in found}
+        cursor = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
+        owners = {run["_id"]: _ownership(run) async for run in cursor}
         return [owners.get(key) for key in keys]
 
     async def claim(
@@ -235,28 +235,28 @@ class Leases:
             due = await find_due(db, self._prefix, limit, drives, queues, fields=_STATE)
             if not due:
                 break
-            found = {run["_id"]: run for run in due}
-            leased, known = await self._lease_and_read(db, found, owner, ttl)
-            if leased:
-                grants = await self._grants.read(db, leased, dict.fromkeys(leased, ttl), known)
-                return [grants[key] for key in found if key in grants]
+            due_runs = {run["_id"]: run for run in due}
+            runs, messages = await self._lease_and_read(db, due_runs, owner, ttl)
+            if runs:
+                grants = await self._grants.read(db, runs, dict.fromkeys(runs, ttl), messages)
+                return [grants[key] for key in due_runs if key in grants]
         return []
 
     async def _lease_and_read(
-        self, db: Collections, found: Mapping[str, Any], owner: str, ttl: timedelta
+        self, db: Collections, due_runs: Mapping[str, Any], owner: str, ttl: timedelta
     ) -> tuple[dict[str, Any], dict[str, list[Message]]]:
         """Lease due runs, and read their messages at the same time.
 
         The messages may be read before the lease is granted. They are used only for runs that did
         not change between the search and the lease: no owner consumed a message, and none was sent.
         """
-        leasing = self._lease_due(db, [*found], owner, ttl)
-        inboxes = inboxes_of(found)
+        leasing = self._lease_due(db, [*due_runs], owner, ttl)
+        inboxes = inboxes_of(due_runs)
         if not inboxes:
             return await leasing, {}
-        leased, messages = await asyncio.gather(leasing, first_messages(db, inboxes))
-        same = [key for key in messages if is_unchanged(found[key], leased.get(key))]
-        return leased, {key: messages[key] for key in same}
+        runs, messages = await asyncio.gather(leasing, first_messages(db, inboxes))
+        same = [key for key in messages if is_unchanged(due_runs[key], runs.get(key))]
+        return runs, {key: messages[key] for key in same}
 
     async def _lease_due(
         self, db: Collections, keys: Sequence[str], owner: str, ttl: timedelta
@@ -268,7 +268,7 @@ class Leases:
             run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
             return {} if run is None else {keys[0]: {**run}}
         await db.runs.update_many({"_id": {"$in": [*keys]}, **IS_DUE}, [lease])
-        return {run["_id"]: {**run} for run in await _claimed(db, keys, claim)}
+        return {run["_id"]: {**run} for run in await _claimed_runs(db, keys, claim)}
 
     async def due(
         self,
@@ -287,21 +287,21 @@ class Leases:
         self, db: Collections, leases: Sequence[Lease], ttl: timedelta
     ) -> list[Lease | None]:
         """Extend all leases; return `None` for each that was lost."""
-        for leased in self._leased(leases):
-            await db.runs.update_many(leased, [{"$set": {"wakeAt": from_now(ttl)}}])
+        for condition in self._lease_conditions(leases):
+            await db.runs.update_many(condition, [{"$set": {"wakeAt": from_now(ttl)}}])
         keys = [self._prefix + lease.id for lease in leases]
-        found = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
-        runs = {run["_id"]: run async for run in found}
+        cursor = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
+        runs = {run["_id"]: run async for run in cursor}
         epochs = zip(keys, (lease.epoch for lease in leases), strict=True)
         # Read before the messages: messages that are marked in between are not found.
-        unmarked = self._positions.unmarked(epochs)
-        with_messages = await runs_with_messages(db, inboxes_of(runs), unmarked)
+        unmarked_names = self._positions.unmarked(epochs)
+        with_messages = await runs_with_messages(db, inboxes_of(runs), unmarked_names)
         return [
-            self._renewed(lease, runs.get(key), key in with_messages)
+            self._renewed_lease(lease, runs.get(key), key in with_messages)
             for key, lease in zip(keys, leases, strict=True)
         ]
 
-    def _renewed(self, lease: Lease, run: Any, has_messages: bool) -> Lease | None:
+    def _renewed_lease(self, lease: Lease, run: Any, has_messages: bool) -> Lease | None:
         key = self._prefix + lease.id
         if run is None or (run.get("epoch"), run.get("owner")) != (lease.epoch, lease.owner):
             self._positions.remove(key, lease.epoch)
@@ -313,24 +313,24 @@ class Leases:
         self, db: Collections, leases: Sequence[Lease], wake_at: datetime | None
     ) -> None:
         """Release the leases."""
-        for leased in self._leased(leases):
-            await db.runs.update_many(leased, release_lease(wake_at))
+        for condition in self._lease_conditions(leases):
+            await db.runs.update_many(condition, release_lease(wake_at))
         epochs = [(self._prefix + lease.id, lease.epoch) for lease in leases]
         # These epochs belong to other processes, which may still write from memory.
         unknown = {key: epoch for key, epoch in epochs if not self._positions.get(key, epoch)}
         if unknown:
-            found = db.runs.find({**has_epoch(unknown), "owner": None}, {"_id": 1})
-            await seal_logs(db, {run["_id"]: [unknown[run["_id"]]] async for run in found})
+            cursor = db.runs.find({**has_epoch(unknown), "owner": None}, {"_id": 1})
+            await seal_logs(db, {run["_id"]: [unknown[run["_id"]]] async for run in cursor})
         for key, epoch in epochs:
             self._positions.remove(key, epoch)
 
-    def _leased(self, leases: Sequence[Lease]) -> Iterator[Document]:
+    def _lease_conditions(self, leases: Sequence[Lease]) -> Iterator[Document]:
         """Yield filters for the runs with these leases, in parts that contain each run once."""
-        left = [(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases]
-        while left:
-            part = {lease[0]: lease for lease in left[:_MAX_LEASES]}
+        remaining = [(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases]
+        while remaining:
+            part = {lease[0]: lease for lease in remaining[:_MAX_LEASES]}
             yield is_leased(part.values())
-            left = [lease for lease in left if part.get(lease[0]) is not lease]
+            remaining = [lease for lease in remaining if part.get(lease[0]) is not lease]
 
     async def enqueue(self, db: Collections, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs that wait for a claim; return `False` for each id that existed."""
@@ -374,6 +374,6 @@ def _ownership(run: Mapping[str, Any]) -> Ownership:
     return Ownership(owner, None if owner is None else run.get("wakeAt"))
 
 
-async def _claimed(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:
-    marked = {"_id": {"$in": [*keys]}, "claim": claim}
-    return await db.runs.find(marked, batch_size=len(keys) + 1).to_list()
+async def _claimed_runs(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:
+    condition = {"_id": {"$in": [*keys]}, "claim": claim}
+    return await db.runs.find(condition, batch_size=len(keys) + 1).to_list()

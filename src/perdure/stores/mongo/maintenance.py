@@ -40,32 +40,34 @@ class Maintenance:
     async def prune(self, db: Collections, request: PruneRequest) -> int:
         """Delete old runs, or count them; return how many."""
         workflows = [request.workflow] if request.workflow else await stored_workflows(db)
-        named = {"snapshot.workflowName": request.workflow} if request.workflow else {}
-        headless = {**HEADLESS, "$and": [has_snapshot_status(request.statuses), named]}
-        indexed = {"workflow": {"$in": workflows}, "status": {"$in": [*request.statuses]}}
-        pruned = 0
-        for chosen in (indexed, headless):
-            if left := request.limit - pruned:
-                pruned += await self._prune(db, {"$and": [chosen, _is_old(request)]}, request, left)
-        return pruned
+        has_name = {"snapshot.workflowName": request.workflow} if request.workflow else {}
+        headless = {**HEADLESS, "$and": [has_snapshot_status(request.statuses), has_name]}
+        with_header = {"workflow": {"$in": workflows}, "status": {"$in": [*request.statuses]}}
+        count = 0
+        for condition in (with_header, headless):
+            if remaining := request.limit - count:
+                count += await self._prune(
+                    db, {"$and": [condition, _is_old(request)]}, request, remaining
+                )
+        return count
 
     async def _prune(
         self, db: Collections, old: Document, request: PruneRequest, limit: int
     ) -> int:
-        chosen = {"$and": [old, self._mine]}
-        found = db.runs.find(chosen, HEADER, hint=STATUS_INDEX).limit(limit)
-        runs = {run["_id"]: run async for run in found}
+        condition = {"$and": [old, self._mine]}
+        cursor = db.runs.find(condition, HEADER, hint=STATUS_INDEX).limit(limit)
+        runs = {run["_id"]: run async for run in cursor}
         if request.dry_run or not runs:
             return len(runs)
-        pruned = await db.runs.delete_many({"_id": {"$in": [*runs]}, **old})
-        if pruned.deleted_count:
+        result = await db.runs.delete_many({"_id": {"$in": [*runs]}, **old})
+        if result.deleted_count:
             await self._clean_up_after(db, runs)
-        return pruned.deleted_count
+        return result.deleted_count
 
     async def _clean_up_after(self, db: Collections, runs: Mapping[str, Any]) -> None:
-        left = {run["_id"] async for run in db.runs.find({"_id": {"$in": [*runs]}}, {"_id": 1})}
+        existing = {run["_id"] async for run in db.runs.find({"_id": {"$in": [*runs]}}, {"_id": 1})}
         for key, run in runs.items():
-            if key in left:
+            if key in existing:
                 continue
             epoch = run.get("epoch", 0)
             self._epochs.end(epoch)
@@ -79,7 +81,7 @@ class Maintenance:
         with_header = {**workflows, "status": {"$in": [*STATUSES]}}
         is_running = {**workflows, "status": "running", **_IS_LEASED}
         # Runs with a header, and due runs, are counted from an index alone.
-        counted, headless, due, leased = await gather_all(
+        statuses, headless, due, leased = await gather_all(
             [
                 self._count(db, with_header, "$status", STATUS_INDEX),
                 self._count(db, HEADLESS, _SNAPSHOT_STATUS, STATUS_INDEX),
@@ -88,18 +90,18 @@ class Maintenance:
             ]
         )
         by_status = Counter[str]()
-        for group in (*counted, *headless):
+        for group in (*statuses, *headless):
             by_status[group["_id"] or "running"] += group["count"]
         by_queue = _by_queue(due, leased)
         oldest = [each.oldest_due for each in by_queue.values() if each.oldest_due is not None]
         return Stats(by_status, min(oldest, default=None), by_queue)
 
     async def _count(
-        self, db: Collections, chosen: Document, by: object, index: str, **more: Document
+        self, db: Collections, condition: Document, by: object, index: str, **accumulators: Document
     ) -> list[Any]:
-        counting = {"$group": {"_id": by, "count": {"$sum": 1}, **more}}
+        counting = {"$group": {"_id": by, "count": {"$sum": 1}, **accumulators}}
         groups = await db.runs.aggregate(
-            [{"$match": {"$and": [chosen, self._mine]}}, counting], hint=index
+            [{"$match": {"$and": [condition, self._mine]}}, counting], hint=index
         )
         return await groups.to_list()
 
@@ -114,9 +116,9 @@ def _is_old(request: PruneRequest) -> Document:
 
 
 def _by_queue(due: Sequence[Any], leased: Sequence[Any]) -> dict[str, QueueStats]:
-    owned = {group["_id"]: group["count"] for group in leased}
-    by_queue = {queue: QueueStats(leased=count) for queue, count in owned.items()}
+    leased_counts = {group["_id"]: group["count"] for group in leased}
+    by_queue = {queue: QueueStats(leased=count) for queue, count in leased_counts.items()}
     for group in due:
         queue, oldest = group["_id"], from_microseconds(group["oldest"])
-        by_queue[queue] = QueueStats(group["count"], owned.get(queue, 0), oldest)
+        by_queue[queue] = QueueStats(group["count"], leased_counts.get(queue, 0), oldest)
     return {queue: stats for queue, stats in by_queue.items() if not queue.startswith("~")}

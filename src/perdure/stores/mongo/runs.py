@@ -70,8 +70,8 @@ class Loader:
 
 async def _find_all(db: Collections, waiting: Mapping[str, "asyncio.Future[Any]"]) -> None:
     try:
-        found = db.runs.find({"_id": {"$in": [*waiting]}}, batch_size=len(waiting) + 1)
-        runs = {run["_id"]: run async for run in found}
+        cursor = db.runs.find({"_id": {"$in": [*waiting]}}, batch_size=len(waiting) + 1)
+        runs = {run["_id"]: run async for run in cursor}
         for key, answer in waiting.items():
             answer.set_result(runs.get(key))
     except PyMongoError as error:
@@ -117,8 +117,8 @@ class Runs:
             logs = await seal_logs(db, {key: epochs})
             # The entries that consumed these messages are no longer part of the run, and their
             # writer may not have marked the messages yet.
-            if consumed := consumed_by(logs[key]):
-                await mark_consumed(db.inbox, message_keys(key, consumed))
+            if consumed_names := consumed_by(logs[key]):
+                await mark_consumed(db.inbox, message_keys(key, consumed_names))
             self._cleanup.delete_logs(key, epochs[-1])
 
     async def _wake_on_message(
@@ -126,10 +126,10 @@ class Runs:
     ) -> None:
         if not (rest.awaits and previous.get("messageCount")):
             return
-        consumed = consumed_messages(previous)
-        if await has_awaited_message(db, key, inbox_of(previous), consumed, rest.awaits):
-            unowned = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
-            await db.runs.update_one(unowned, [{"$set": {"wakeAt": "$$NOW", "turn": 0}}])
+        consumed_names = consumed_messages(previous)
+        if await has_awaited_message(db, key, inbox_of(previous), consumed_names, rest.awaits):
+            condition = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
+            await db.runs.update_one(condition, [{"$set": {"wakeAt": "$$NOW", "turn": 0}}])
 
     async def load(self, db: Collections, id: str) -> Snapshot | None:
         """Return a run with its journal merged, or `None`."""

@@ -45,35 +45,35 @@ async def find_due(
     else:
         drivable = [*_drivable(drives)]
     mine = {**is_due, **has_prefix(prefix)}
-    chosen = [
+    searches = [
         ({"queue": queue, **each, **mine}, min(most, limit))
         for queue, most in queues.items()
         for each in drivable
     ]
-    if len(chosen) == 1:
-        return await _find_first(db, *chosen[0], fields)
+    if len(searches) == 1:
+        return await _find_first(db, *searches[0], fields)
     parts: list[Pipeline] = [
         [{"$match": each}, {"$sort": _ORDER}, {"$limit": most}, {"$project": {**_FIELDS, **fields}}]
-        for each, most in chosen
+        for each, most in searches
     ]
     return _earliest(await aggregate_all(db.runs, parts), limit, queues)
 
 
 async def _find_first(
-    db: Collections, chosen: Document, limit: int, fields: Mapping[str, int]
+    db: Collections, condition: Document, limit: int, fields: Mapping[str, int]
 ) -> list[Any]:
     # In one batch: by default the server returns only the first hundred, and more on request.
-    found = db.runs.find(chosen, {**_FIELDS, **fields}, batch_size=limit + 1, hint=DUE_INDEX)
-    return await found.sort(_ORDER).limit(limit).to_list()
+    cursor = db.runs.find(condition, {**_FIELDS, **fields}, batch_size=limit + 1, hint=DUE_INDEX)
+    return await cursor.sort(_ORDER).limit(limit).to_list()
 
 
 def _earliest(runs: Iterable[Any], limit: int, queues: Mapping[str, int]) -> list[Any]:
     earliest: dict[str, Any] = {}
-    left = {**queues}
+    quotas = {**queues}
     for run in sorted(runs, key=lambda run: (run["wakeAt"], run.get("turn", 0))):
-        if len(earliest) < limit and left[run["queue"]] and run["_id"] not in earliest:
+        if len(earliest) < limit and quotas[run["queue"]] and run["_id"] not in earliest:
             earliest[run["_id"]] = run
-            left[run["queue"]] -= 1
+            quotas[run["queue"]] -= 1
     return [*earliest.values()]
 
 
@@ -158,6 +158,6 @@ def _queues_between(prefix: str, now: datetime, after: Document, high: str | Non
     return {"queue": queue, "wakeAt": {**HAS_WAKE_TIME, "$lte": to_date(now)}, **has_prefix(prefix)}
 
 
-async def _queue_page(db: Collections, chosen: Document, size: int) -> list[str]:
-    found = db.runs.find(chosen, {"_id": 0, "queue": 1}, batch_size=size + 1, hint=DUE_INDEX)
-    return [run["queue"] async for run in found.sort({"queue": 1}).limit(size)]
+async def _queue_page(db: Collections, condition: Document, size: int) -> list[str]:
+    cursor = db.runs.find(condition, {"_id": 0, "queue": 1}, batch_size=size + 1, hint=DUE_INDEX)
+    return [run["queue"] async for run in cursor.sort({"queue": 1}).limit(size)]

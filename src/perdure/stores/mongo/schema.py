@@ -137,7 +137,7 @@ async def find_and_update(
 
 async def update_once(
     collection: Collection,
-    chosen: Mapping[str, Any],
+    condition: Mapping[str, Any],
     update: Sequence[Mapping[str, Any]],
     projection: Mapping[str, Any] | None = None,
 ) -> Any:
@@ -148,7 +148,7 @@ async def update_once(
     """
     command = {
         "findAndModify": collection.name,
-        "query": chosen,
+        "query": condition,
         "update": update,
         "new": True,
         "writeConcern": collection.write_concern.document,

@@ -16,9 +16,9 @@ from typing import get_args
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
 from perdure.stores._searching import (
-    EXAMINED,
-    Found,
+    MAX_EXAMINED,
     Position,
+    SearchResult,
     count,
     find,
     matches,
@@ -63,25 +63,25 @@ class Searcher:
 
     async def search(
         self, db: Collections, query: Query, limit: int, after: Position | None
-    ) -> Found:
+    ) -> SearchResult:
         """Return up to `limit` runs that match, in order."""
         few = await self._few(db, query)
         if few is not None:
             return find(few, query, limit, after)
         walk = await self._walk(db, query)
-        size = min(EXAMINED, limit + 10 if _is_plain(query) else 4 * limit)
+        size = min(MAX_EXAMINED, limit + 10 if _is_plain(query) else 4 * limit)
         page = await walk.page(after, None, size)
         runs = [*islice((run for run in page if matches(query, run)), limit)]
         if len(runs) == limit or len(page) < size:
-            return Found(runs)
+            return SearchResult(runs)
         return await _search_on(walk, runs, limit, walk.position_of(page[-1]), size)
 
     async def summaries(self, db: Collections, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return runs by id, with their revisions."""
         keys = [self._prefix + id for id in ids]
         fields = {**FIELDS, **REVISION_FIELDS}
-        found = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
-        runs = {run["_id"]: run async for run in found}
+        cursor = db.runs.find({"_id": {"$in": keys}}, fields, batch_size=len(keys) + 1)
+        runs = {run["_id"]: run async for run in cursor}
         slots = await last_slots(db, [run for run in runs.values() if run.get("owner")])
         summaries = {
             key: summary_of(run, self._prefix, revision_of(run, slots.get(key, "")))
@@ -97,15 +97,15 @@ class Searcher:
             (workflow, status) for workflow in workflows for status in statuses
         ]
         mine = all_of(has_prefix(self._prefix), is_not_system(self._prefix))
-        counted = await aggregate_all(db.runs, _counting(groups, mine, cap))
-        numbers = {groups[each["_id"]]: each["count"] for each in counted}
+        groups_counts = await aggregate_all(db.runs, _counting(groups, mine, cap))
+        numbers = {groups[each["_id"]]: each["count"] for each in groups_counts}
         counts = [
             Count(workflow, status, min(number, cap), capped=number > cap)
             for (workflow, status), number in numbers.items()
         ]
-        found = db.runs.find({**HEADLESS, **mine}, FIELDS, hint=STATUS_INDEX).limit(EXAMINED)
-        headless = [summary_of(run, self._prefix) async for run in found]
-        return _added(counts, count(headless, query, cap), cap)
+        cursor = db.runs.find({**HEADLESS, **mine}, FIELDS, hint=STATUS_INDEX).limit(MAX_EXAMINED)
+        headless = [summary_of(run, self._prefix) async for run in cursor]
+        return _add_counts(counts, count(headless, query, cap), cap)
 
     async def _few(self, db: Collections, query: Query) -> list[RunSummary] | None:
         """Return all runs with the prefix if there are only a few."""
@@ -149,22 +149,22 @@ async def stored_workflows(db: Collections) -> list[str | None]:
 
 
 async def _search_on(
-    walk: Walk, runs: list[RunSummary], limit: int, last: Position, examined: int
-) -> Found:
+    walk: Walk, runs: list[RunSummary], limit: int, last: Position, examined_count: int
+) -> SearchResult:
     """Continue a search that has found these runs, until enough are found or examined."""
-    for size in _stretches(examined, len(walk.ranges)):
+    for size in _stretches(examined_count, len(walk.ranges)):
         stop = await walk.further(last, size)
         runs += await walk.page(last, stop, limit - len(runs), filtered=True)
         if len(runs) == limit or stop is None:
-            return Found(runs)
+            return SearchResult(runs)
         last = stop
-    return Found(runs, last)
+    return SearchResult(runs, last)
 
 
-def _stretches(examined: int, ranges: int) -> Iterator[int]:
+def _stretches(examined_count: int, ranges: int) -> Iterator[int]:
     """Yield how many runs to examine next, first fewer than allowed, as they may suffice."""
-    few = min(10 * examined, EXAMINED - examined)
-    return (size for size in (few, EXAMINED - examined - few) if size >= ranges)
+    few = min(10 * examined_count, MAX_EXAMINED - examined_count)
+    return (size for size in (few, MAX_EXAMINED - examined_count - few) if size >= ranges)
 
 
 def _is_plain(query: Query) -> bool:
@@ -200,7 +200,7 @@ def _counting(
     ]
 
 
-def _added(counts: Sequence[Count], others: Sequence[Count], cap: int) -> list[Count]:
+def _add_counts(counts: Sequence[Count], others: Sequence[Count], cap: int) -> list[Count]:
     """Return the sums of two lists of counts, up to `cap`."""
     sums = {(each.workflow, each.status): each for each in counts}
     for other in others:

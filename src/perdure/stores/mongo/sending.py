@@ -90,29 +90,29 @@ class _Outgoing:
 class _Batch:
     """The messages of a call to one run.
 
-    `sent` are the names of messages that already count, `events` the names and events of those that
-    do not. `inserted` are the `_id`s of messages that this call wrote, `others` the names of
-    messages that another call wrote with another payload, with the `order` by which it recognizes
-    them.
+    `counted_names` are the names of messages that already count, `events` the names and events of
+    those that do not. `inserted_ids` are the `_id`s of messages that this call wrote, `others` the
+    names of messages that another call wrote with another payload, with the `order` by which that
+    call recognizes them.
     """
 
     key: str
     messages: list[_Outgoing] = field(default_factory=list)
     run: Any = None
-    sent: set[str] = field(default_factory=set)
+    counted_names: set[str] = field(default_factory=set)
     events: dict[str, str] = field(default_factory=dict)
-    inserted: set[str] = field(default_factory=set)
+    inserted_ids: set[str] = field(default_factory=set)
     others: dict[str, ObjectId] = field(default_factory=dict)
     attempt: ObjectId = field(default_factory=ObjectId)
 
     def read(self, run: Any) -> None:
         """Start with the run as it is now."""
         self.run, self.events, self.others = run, {}, {}
-        self.sent = {each["name"] for each in run.get("newest", ())}
+        self.counted_names = {each["name"] for each in run.get("newest", ())}
         for each in self.messages:
             each.name = f"{incarnation_of(run)}.{each.suffix}"
 
-    def uncounted(self) -> list[Document]:
+    def uncounted_messages(self) -> list[Document]:
         """Return the messages that do not count yet, in the order of the call."""
         names = dict.fromkeys(each.name for each in self.messages if each.name in self.events)
         return [
@@ -120,9 +120,13 @@ class _Batch:
             for name in names
         ]
 
-    def unresolved(self) -> list[_Outgoing]:
+    def unresolved_messages(self) -> list[_Outgoing]:
         """Return the messages that may or may not count."""
-        return [each for each in self.messages if each.name not in self.sent | self.events.keys()]
+        return [
+            each
+            for each in self.messages
+            if each.name not in self.counted_names | self.events.keys()
+        ]
 
 
 async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> list[Receipt]:
@@ -133,9 +137,9 @@ async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> 
         for index, message in enumerate(messages[start : start + _MAX_MESSAGES], start):
             key = prefix + message.to
             batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
-        left = [batches[key] for key in sorted(batches)]
-        while left:
-            left = await _send(db, left, receipts)
+        remaining = [batches[key] for key in sorted(batches)]
+        while remaining:
+            remaining = await _send(db, remaining, receipts)
     return [receipts[index] for index in range(len(messages))]
 
 
@@ -148,17 +152,17 @@ async def _send(
     present = await _read_runs(db, batches, receipts)
     await _insert(db, present)
     await _look_up(db, present)
-    counted = await _count_all(db, [batch for batch in present if batch.events])
-    left: list[_Batch] = []
+    updated_runs = await _count_all(db, [batch for batch in present if batch.events])
+    changed_batches: list[_Batch] = []
     for batch in present:
-        if batch.events and batch.key not in counted:
-            left.append(batch)
+        if batch.events and batch.key not in updated_runs:
+            changed_batches.append(batch)
         else:
-            receipts.update(_receipts(batch, counted.get(batch.key, batch.run)))
-    for run in counted.values():
+            receipts.update(_receipts(batch, updated_runs.get(batch.key, batch.run)))
+    for run in updated_runs.values():
         if len(run["newest"]) > _MAX_NEWEST:
             await _number_messages(db, run)
-    return left
+    return changed_batches
 
 
 async def _read_runs(
@@ -166,8 +170,8 @@ async def _read_runs(
 ) -> list[_Batch]:
     """Read the runs, and return the batches of those that exist."""
     keys = [batch.key for batch in batches]
-    found = db.runs.find({"_id": {"$in": keys}}, _FIELDS, batch_size=len(keys) + 1)
-    runs = {run["_id"]: run async for run in found}
+    cursor = db.runs.find({"_id": {"$in": keys}}, _FIELDS, batch_size=len(keys) + 1)
+    runs = {run["_id"]: run async for run in cursor}
     present: list[_Batch] = []
     for batch in batches:
         if _is_same_run(batch, runs.get(batch.key)):
@@ -187,8 +191,8 @@ def _is_same_run(batch: _Batch, run: Any) -> bool:
 
 
 async def _withdraw(db: Collections, batch: _Batch) -> None:
-    if batch.inserted:
-        await db.inbox.delete_many({"_id": {"$in": [*batch.inserted]}})
+    if batch.inserted_ids:
+        await db.inbox.delete_many({"_id": {"$in": [*batch.inserted_ids]}})
 
 
 async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
@@ -197,7 +201,7 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
         (batch, each, each.document(batch.key))
         for batch in batches
         if not is_over(status_of(batch.run))
-        for each in batch.unresolved()
+        for each in batch.unresolved_messages()
     ]
     if not new:
         return
@@ -207,7 +211,7 @@ async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
     for position, (batch, each, document) in enumerate(new):
         if position not in existing:
             batch.events[each.name] = each.message.name
-            batch.inserted.add(document["_id"])
+            batch.inserted_ids.add(document["_id"])
 
 
 async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
@@ -215,14 +219,14 @@ async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
     owners = {
         f"{batch.key}\0{each.name}": (batch, each)
         for batch in batches
-        for each in reversed(batch.unresolved())
+        for each in reversed(batch.unresolved_messages())
     }
     if not owners:
         return
     async for document in db.inbox.find({"_id": {"$in": [*owners]}}):
         (batch, each), name = owners[document["_id"]], name_of(document)
         if document["consumed"] or "number" in document or "sentAt" in document:
-            batch.sent.add(name)
+            batch.counted_names.add(name)
         else:
             batch.events[name] = document["name"]
             if (document["name"], payload_of(document)) != (
@@ -234,13 +238,13 @@ async def _look_up(db: Collections, batches: Iterable[_Batch]) -> None:
 
 async def _count_all(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
     """Count the messages of runs that did not change; return these runs as they are afterwards."""
-    counted: dict[str, Any] = {}
+    updated_runs: dict[str, Any] = {}
     for start in range(0, len(batches), _MAX_CONCURRENT):
         some = batches[start : start + _MAX_CONCURRENT]
         for run in await gather_all([_count(db, batch) for batch in some]):
             if run is not None:
-                counted[run["_id"]] = run
-    return counted
+                updated_runs[run["_id"]] = run
+    return updated_runs
 
 
 async def _count(db: Collections, batch: _Batch) -> Any:
@@ -251,14 +255,18 @@ async def _count(db: Collections, batch: _Batch) -> Any:
         "numbered": batch.run.get("numbered"),
     }
     try:
-        return await update_once(db.runs, same_run, count_messages(batch.uncounted()), _FIELDS)
+        return await update_once(
+            db.runs, same_run, count_messages(batch.uncounted_messages()), _FIELDS
+        )
     except PyMongoError as error:
         has_dedup_ids = all(each.message.dedup_id is not None for each in batch.messages)
         if not (has_dedup_ids and is_connection_lost(error)):
             raise
         # A new attempt: messages that the run has counted after all are then duplicates.
         batch.attempt = ObjectId()
-        return await update_once(db.runs, same_run, count_messages(batch.uncounted()), _FIELDS)
+        return await update_once(
+            db.runs, same_run, count_messages(batch.uncounted_messages()), _FIELDS
+        )
 
 
 def count_messages(messages: Sequence[Document]) -> Pipeline:
@@ -266,21 +274,21 @@ def count_messages(messages: Sequence[Document]) -> Pipeline:
 
     Each has its `name`, the `event` that may be awaited, and `by`, its sender.
     """
-    numbered = {
+    numbered_message = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
         "number": {"$add": [_COUNT, "$$this", 1]},
         "at": "$$NOW",
         "by": {"$arrayElemAt": ["$new.by", "$$this"]},
     }
-    added = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered}}
-    awaited = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
+    new_messages = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered_message}}
+    awaited_events = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
     # A run with an owner awaits nothing.
-    wakes = {"$and": [{"$ne": [awaited, []]}, {"$not": [_IS_DUE]}]}
+    wakes = {"$and": [{"$ne": [awaited_events, []]}, {"$not": [_IS_DUE]}]}
     return [
         {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(messages)]}}},
         {
             "$set": {
-                "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, added]},
+                "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, new_messages]},
                 "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
                 "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
                 "turn": {"$cond": [wakes, 0, "$turn"]},
@@ -294,15 +302,15 @@ def count_messages(messages: Sequence[Document]) -> Pipeline:
 
 def _new_messages(messages: Sequence[Document]) -> Document:
     """Return the expression for the messages that the run does not know."""
-    known = {"$ifNull": ["$newest.name", []]}
-    is_new = {"$not": [{"$in": ["$$this.name", known]}]}
+    known_names = {"$ifNull": ["$newest.name", []]}
+    is_new = {"$not": [{"$in": ["$$this.name", known_names]}]}
     return {"$filter": {"input": {"$literal": [*messages]}, "cond": is_new}}
 
 
 def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
     """Return the receipts of messages, by their positions in the call."""
     total, newest = unconsumed_count(run), run.get("newest", ())
-    sent = batch.sent | {each["name"] for each in newest}
+    counted_names = batch.counted_names | {each["name"] for each in newest}
     # Possibly by another sender that completed what this one wrote.
     mine = {batch.attempt, *(each.order for each in batch.messages)}
     numbers = {each["name"]: each["number"] for each in newest if each["by"] in mine}
@@ -312,7 +320,7 @@ def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
         if (number := numbers.pop(each.name, None)) is not None:
             count = max(1, total - run["messageCount"] + number)
             receipts[each.index] = Receipt(Delivery.DELIVERED, count)
-        elif each.name in sent:
+        elif each.name in counted_names:
             receipts[each.index] = Receipt(Delivery.DUPLICATE, count)
         else:
             receipts[each.index] = Receipt(Delivery.OVER)

@@ -46,8 +46,8 @@ class ServerClock:
         It is never before an earlier result, whatever the server replies next, so runs that are
         enqueued later become due later (unless the server's clock was set back).
         """
-        ahead = await self.now()
-        past = ahead - timedelta(seconds=self._answered_at - self._asked_at) - _MARGIN
+        latest = await self.now()
+        past = latest - timedelta(seconds=self._answered_at - self._asked_at) - _MARGIN
         if not past < self._past < past + _MAX_STEP_BACK:
             self._past = past
         return self._past

@@ -28,28 +28,28 @@ class SettledRun(NamedTuple):
 
 async def settle(db: Collections, batches: Iterable[RunBatch]) -> int:
     """Write the rests of runs; return how many of the runs were still owned."""
-    settled = [_settled(batch) for batch in batches]
-    written = 0
+    settled_runs = [_settled_run(batch) for batch in batches]
+    count = 0
     for checks_count in (False, True):
-        for part in _parts(run for run in settled if run.checks_count is checks_count):
+        for part in _parts(run for run in settled_runs if run.checks_count is checks_count):
             epochs = {run.batch.key: run.batch.last.epoch for run in part}
             counts = {run.batch.key: run.message_count for run in part} if checks_count else None
             update = settle_runs({run.batch.key: run.fields for run in part})
             result = await db.runs.update_many(is_owned(epochs, counts), update)
-            written += result.matched_count
-    return written
+            count += result.matched_count
+    return count
 
 
 async def delete(db: Collections, epochs: Mapping[str, int]) -> tuple[int, bool]:
     """Delete runs of these epochs; return how many, and whether some may have had messages."""
-    owned = is_owned(epochs)
-    deleted = (await db.runs.delete_many({**owned, "messageCount": None})).deleted_count
-    if deleted == len(epochs):
-        return deleted, False
-    return deleted + (await db.runs.delete_many(owned)).deleted_count, True
+    condition = is_owned(epochs)
+    deleted_count = (await db.runs.delete_many({**condition, "messageCount": None})).deleted_count
+    if deleted_count == len(epochs):
+        return deleted_count, False
+    return deleted_count + (await db.runs.delete_many(condition)).deleted_count, True
 
 
-def _settled(batch: RunBatch) -> SettledRun:
+def _settled_run(batch: RunBatch) -> SettledRun:
     # Entries before the rest in the same call are part of its snapshot, and not written separately.
     entry, rest, position = batch.last, batch.last.rest, batch.position
     assert rest is not None
@@ -58,10 +58,10 @@ def _settled(batch: RunBatch) -> SettledRun:
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
     # The rest replaces the journal, which shows that an unmarked message is consumed.
-    unmarked = [*position.unmarked.union(consumes)]
-    fields = rest_fields(entry, rest, body, unmarked, due=due)
-    if consumed := position.consumed | {*consumes}:
-        fields["consumedCount"] = position.consumed_count + len(consumed)
+    unmarked_names = [*position.unmarked.union(consumes)]
+    fields = rest_fields(entry, rest, body, unmarked_names, due=due)
+    if consumed_names := position.consumed | {*consumes}:
+        fields["consumedCount"] = position.consumed_count + len(consumed_names)
     checks_count = bool(rest.awaits) and not due
     return SettledRun(batch, fields, checks_count, position.message_count or None)
 

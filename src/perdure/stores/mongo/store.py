@@ -25,7 +25,7 @@ from perdure.store import (
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._shell import NotifyShell, StoreShell, TransactionShell
 from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
@@ -151,7 +151,7 @@ class _Backend:
         with self._connection.use() as db:
             return await self._maintenance.stats(db)
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         with self._connection.use() as db:
             return await self._searcher.search(db, query, limit, after)
 

@@ -54,11 +54,11 @@ def _workflow_of(run: Mapping[str, Any]) -> str | None:
 
 def revision_of(run: Mapping[str, Any], last_slot: str) -> str:
     """Return a string that changes with every grant, release, entry, rest and message."""
-    settled: Mapping[str, int] = run.get("settled", {})
-    last = last_slot or settled.get("n", "")
-    owned = run.get("owner") is not None
+    settled_at: Mapping[str, int] = run.get("settled", {})
+    last = last_slot or settled_at.get("n", "")
+    is_owned = run.get("owner") is not None
     epoch, messages = run.get("epoch", 0), run.get("messageCount", 0)
-    return f"{incarnation_of(run)}.{epoch}.{last}.{messages}.{owned:d}"
+    return f"{incarnation_of(run)}.{epoch}.{last}.{messages}.{is_owned:d}"
 
 
 async def last_slots(db: Collections, runs: Iterable[Any]) -> dict[str, str]:

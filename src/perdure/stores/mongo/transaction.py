@@ -61,8 +61,8 @@ async def transact(
         try:
             entry = await work(MongoTransaction(session, database))
         except Exception as error:
-            if lost := _lost_connection(error):
-                message = f"MongoDB became unavailable in a transaction of run {key!r}: {lost}"
+            if failure := _lost_connection(error):
+                message = f"MongoDB became unavailable in a transaction of run {key!r}: {failure}"
                 raise StoreUnavailable(message) from error
             raise
         with connection.use():

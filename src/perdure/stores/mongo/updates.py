@@ -12,7 +12,7 @@ A stored run is `_id`, `snapshot` and `updatedAt`, as awaitly writes them, and i
 `expired`       those since the last rest whose lease expired or was taken over
 `settled`       epoch and number of the entry that wrote the snapshot
 `claim`         marks the documents that one call leased or created
-`incarnation`   the claim that created the run: tells it from an earlier run of the same id
+`incarnation`   the claim that created the run: distinguishes it from earlier runs of its id
 `messageCount`  how many messages were ever sent to it: the number of the last one
 `newest`        the last messages, with their numbers: their own documents have none yet
 `numbered`      the number up to which messages have theirs in their documents
@@ -137,14 +137,14 @@ def incarnation_of(run: Mapping[str, Any]) -> str:
     return "0" if incarnation is None else str(incarnation)
 
 
-def is_unchanged(run: Mapping[str, Any], leased: Mapping[str, Any] | None) -> bool:
+def is_unchanged(run: Mapping[str, Any], leased_run: Mapping[str, Any] | None) -> bool:
     """Return whether a run did not change before it was leased: no other owner, no message.
 
     Both have `STATE_FIELDS`. Every owner leaves an epoch or a rest.
     """
-    if leased is None:
+    if leased_run is None:
         return False
-    before = {**leased, "epochs": leased["epochs"][:-1]}
+    before = {**leased_run, "epochs": leased_run["epochs"][:-1]}
     return all((run.get(name) or None) == (before.get(name) or None) for name in STATE_FIELDS)
 
 
@@ -153,8 +153,8 @@ def is_owned(epochs: Mapping[str, int], counts: Mapping[str, int | None] | None 
 
     With `counts`, they must have received exactly that many messages.
     """
-    owned = {**has_epoch(epochs), "owner": {"$ne": None}}
-    return {**owned, "$and": [_equals("messageCount", counts)]} if counts else owned
+    condition = {**has_epoch(epochs), "owner": {"$ne": None}}
+    return {**condition, "$and": [_equals("messageCount", counts)]} if counts else condition
 
 
 def is_leased(leases: Iterable[tuple[str, int, str]]) -> Document:
@@ -241,16 +241,16 @@ def lease_if_free(
     A run with an unexpired lease is also free if its owner is `instead_of`. A run that `is_due` was
     found by the index, and has the fields that the index needs.
     """
-    created = {"$eq": ["$incarnation", claim]}
-    unowned = {"$lte": ["$owner", None]}
+    is_new = {"$eq": ["$incarnation", claim]}
+    is_unowned = {"$lte": ["$owner", None]}
     own = {"$eq": ["$owner", owner]}
-    abandoned: Document = HAS_EXPIRED
+    is_abandoned: Document = HAS_EXPIRED
     if instead_of is not None:
-        abandoned = {"$or": [HAS_EXPIRED, {"$eq": ["$owner", instead_of]}]}
+        is_abandoned = {"$or": [HAS_EXPIRED, {"$eq": ["$owner", instead_of]}]}
     # By the claim, not the incarnation: another owner may have taken over the new run.
-    free = {"$or": [unowned, own, abandoned]} if existing else {"$eq": ["$claim", claim]}
-    orphaned = {"$cond": [{"$and": [_HAS_OWNER, abandoned]}, ["$epoch"], []]}
-    leased = {
+    free = {"$or": [is_unowned, own, is_abandoned]} if existing else {"$eq": ["$claim", claim]}
+    orphaned_epochs = {"$cond": [{"$and": [_HAS_OWNER, is_abandoned]}, ["$epoch"], []]}
+    lease_fields = {
         "epoch": "$$epoch",
         "epochs": {"$concatArrays": [{"$ifNull": ["$epochs", []]}, ["$$epoch"]]},
         "owner": owner,
@@ -258,16 +258,16 @@ def lease_if_free(
         "turn": 0,
         "status": "running",
         "awaits": [],
-        "expired": {"$concatArrays": [{"$ifNull": ["$expired", []]}, orphaned]},
-        "updatedAt": {"$cond": [created, "$$NOW", "$updatedAt"]},
+        "expired": {"$concatArrays": [{"$ifNull": ["$expired", []]}, orphaned_epochs]},
+        "updatedAt": {"$cond": [is_new, "$$NOW", "$updatedAt"]},
         "claim": claim,
     }
     if not is_due:
-        leased |= QUEUE_DEFAULTS
-    granted = {
-        "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", leased]}},
+        lease_fields |= QUEUE_DEFAULTS
+    grant_fields = {
+        "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", lease_fields]}},
     }
-    return {"$replaceWith": {"$cond": [free, granted, "$$ROOT"]}}
+    return {"$replaceWith": {"$cond": [free, grant_fields, "$$ROOT"]}}
 
 
 def release_lease(wake_at: datetime | None) -> Pipeline:
@@ -278,14 +278,16 @@ def release_lease(wake_at: datetime | None) -> Pipeline:
 
 def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> Pipeline:
     """Return the update that replaces or creates a run; its messages stay."""
-    consumed = {"$add": [{"$ifNull": ["$consumedCount", 0]}, {"$ifNull": ["$consumedSince", 0]}]}
+    consumed_count = {
+        "$add": [{"$ifNull": ["$consumedCount", 0]}, {"$ifNull": ["$consumedSince", 0]}]
+    }
     header = {
         "_id": "$_id",
         "messageCount": "$messageCount",
         "newest": "$newest",
         "numbered": "$numbered",
         "consumed": "$consumed",
-        "consumedCount": {"$cond": [{"$gt": ["$messageCount", 0]}, consumed, "$$REMOVE"]},
+        "consumedCount": {"$cond": [{"$gt": ["$messageCount", 0]}, consumed_count, "$$REMOVE"]},
         "incarnation": {"$cond": [_IS_NEW, claim, "$incarnation"]},
         "createdAt": {"$cond": [_IS_NEW, "$$NOW", _CREATED_AT]},
         "epoch": "$$epoch",
@@ -293,8 +295,8 @@ def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> P
         "settled": {"epoch": "$$epoch", "n": -1},
         "updatedAt": "$$NOW",
     }
-    merged = {"$mergeObjects": [{"$literal": document}, header]}
-    return [{"$replaceWith": {"$let": {"vars": {"epoch": epoch}, "in": merged}}}]
+    document_fields = {"$mergeObjects": [{"$literal": document}, header]}
+    return [{"$replaceWith": {"$let": {"vars": {"epoch": epoch}, "in": document_fields}}}]
 
 
 def rest_header(rest: Rest) -> Document:
@@ -332,16 +334,16 @@ def rest_fields(
 
 def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
     """Return the update that writes rests, given by `_id`: snapshot, header and end of lease."""
-    replaced = ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]
-    corrected: Document = {}
+    old_fields = ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]
+    corrections: Document = {}
     if all("tags" in fields for fields in rests.values()):
-        replaced.append("tags")
+        old_fields.append("tags")
         rests = {key: without_null(fields) for key, fields in rests.items()}
     else:
-        corrected["tags"] = {"$ifNull": ["$tags", "$$REMOVE"]}
+        corrections["tags"] = {"$ifNull": ["$tags", "$$REMOVE"]}
     if any(fields.get("wakeAt") is True for fields in rests.values()):
-        corrected["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
+        corrections["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
     times = {"updatedAt": "$$NOW", "createdAt": _CREATED_AT}
-    merged = {"$mergeObjects": ["$$ROOT", _by_id(rests), times]}
-    stages: Pipeline = [{"$unset": replaced}, {"$replaceWith": merged}]
-    return [*stages, {"$set": corrected}] if corrected else stages
+    document = {"$mergeObjects": ["$$ROOT", _by_id(rests), times]}
+    stages: Pipeline = [{"$unset": old_fields}, {"$replaceWith": document}]
+    return [*stages, {"$set": corrections}] if corrections else stages

@@ -41,8 +41,8 @@ class Walk:
         """Return the first runs between two positions, including the second."""
         bounds = self._bounds(after, stop)
         pages = [
-            self._find(all_of(chosen, *bounds, rest if filtered else {}), FIELDS, limit)
-            for chosen, rest in self.ranges
+            self._find(all_of(condition, *bounds, rest if filtered else {}), FIELDS, limit)
+            for condition, rest in self.ranges
         ]
         summaries = [
             [summary_of(run, self.prefix) for run in page] for page in await gather_all(pages)
@@ -72,12 +72,12 @@ class Walk:
         return position_of(self.query, run)
 
     async def _find(
-        self, chosen: Document, fields: Mapping[str, int], limit: int, skip: int = 0
+        self, condition: Document, fields: Mapping[str, int], limit: int, skip: int = 0
     ) -> list[Any]:
         direction = 1 if self.query.oldest_first else -1
         order = {self.by: direction, "_id": direction}
-        found = self.runs.find(chosen, fields, hint=self.hint, batch_size=limit + 1)
-        return await found.sort(order).skip(skip).limit(limit).to_list()
+        cursor = self.runs.find(condition, fields, hint=self.hint, batch_size=limit + 1)
+        return await cursor.sort(order).skip(skip).limit(limit).to_list()
 
     def _bounds(
         self, after: Position | None, stop: Position | None, *, in_index: bool = False
@@ -86,15 +86,15 @@ class Walk:
         forward = "$gt" if self.query.oldest_first else "$lt"
         bounds: list[Document] = []
         if after is not None:
-            bounds.append(self._beyond(after, forward, forward, in_index))
+            bounds.append(self._on_side(after, forward, forward, in_index))
         if stop is not None:
             backward = _OPPOSITE[forward]
-            bounds.append(self._beyond(stop, backward, _OR_SAME[backward], in_index))
+            bounds.append(self._on_side(stop, backward, _OR_SAME[backward], in_index))
         if self.by == "updatedAt":
             bounds += updated_between(self.query.since, self.query.until)
         return bounds
 
-    def _beyond(self, position: Position, side: str, id_side: str, in_index: bool) -> Document:
+    def _on_side(self, position: Position, side: str, id_side: str, in_index: bool) -> Document:
         """Match runs on one side of a position: by time, and by id if the time is equal."""
         time, id = to_date(position.time), self.prefix + position.id
         bound = {self.by: {_OR_SAME[side]: time}}
@@ -107,8 +107,8 @@ class Walk:
 
 def all_of(*conditions: Document) -> Document:
     """Combine conditions; empty conditions match everything."""
-    chosen = [condition for condition in conditions if condition]
-    return chosen[0] if len(chosen) == 1 else {"$and": chosen} if chosen else {}
+    nonempty = [condition for condition in conditions if condition]
+    return nonempty[0] if len(nonempty) == 1 else {"$and": nonempty} if nonempty else {}
 
 
 def updated_between(since: datetime | None, until: datetime | None) -> list[Document]:

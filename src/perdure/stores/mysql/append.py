@@ -85,6 +85,7 @@ class Writer:
 
     async def _write_at_once(self, entries: Sequence[Entry]) -> bool:
         """Write without locking first; if that is impossible, write nothing and return `False`."""
+        # Messages are consumed and counted only while their run is locked.
         if any(entry.consumes for entry in entries):
             return False
         if len(entries) == 1:
@@ -94,6 +95,8 @@ class Writer:
         rows = [(self._key(entry.id), entry.epoch, entry.n, entry.data) for entry in entries]
         if sum(map(row_size, rows)) > MAX_STATEMENT_SIZE:
             return False
+        # A fenced entry violates a constraint, which undoes the whole statement. A count of written
+        # rows would come too late: another owner could take over before we ask for the reason.
         try:
             await self._database.run_alone(self._append(sorted(rows)))
         except ConstraintViolation:
@@ -105,6 +108,7 @@ class Writer:
             delete = self._bind(sql.DELETE_ONE, self._key(entry.id), entry.epoch)
             return (await self._database.run_alone(delete)).count > 0
         if entry.rest is not None:
+            # One packet with COMMIT: if the first statement matches no run, the others do nothing.
             [first, *_] = await self._database.run(*self._rest(entry, entry.rest))
             return first.count == 1
         values = (entry.n, entry.data, self._key(entry.id), entry.epoch)
@@ -145,16 +149,16 @@ class Batch:
         self._key = key
         self._now: datetime | None = None
         self._epochs: dict[str, int] = {}
-        self._folded: dict[str, int] = {}
+        self._last_folded: dict[str, int] = {}
         self._open: set[str] = set()
-        self._written: set[tuple[str, int, int]] = set()
+        self._existing_places: set[tuple[str, int, int]] = set()
         self._messages: dict[str, dict[str, StoredMessage]] = defaultdict(dict)
         self._entries: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
-        self._consumed: list[tuple[str, StoredMessage]] = []
+        self._consumed_messages: list[tuple[str, StoredMessage]] = []
         self._tags: dict[str, bytes] = {}
-        self._retagged: dict[str, Sequence[str]] = {}
+        self._new_tags: dict[str, Sequence[str]] = {}
         self._rests: dict[str, tuple[Entry, Rest]] = {}
-        self._deleted: list[str] = []
+        self._deleted_keys: list[str] = []
 
     def lock(self, entries: Sequence[Entry]) -> Sequence[Statement]:
         """Return the statements that lock the runs and read what the verdicts depend on."""
@@ -172,9 +176,9 @@ class Batch:
 
     def add_locked(self, results: Sequence[Result]) -> None:
         """Add the results of `lock`."""
-        locked, *inboxes = results
-        for key, epoch, folded, is_open, tags, now in locked.rows:
-            self._epochs[key], self._folded[key] = epoch, folded
+        runs, *inboxes = results
+        for key, epoch, last_folded, is_open, tags, now in runs.rows:
+            self._epochs[key], self._last_folded[key] = epoch, last_folded
             self._tags[key] = tags.encode()
             if is_open:
                 self._open.add(key)
@@ -195,7 +199,7 @@ class Batch:
     def add_written(self, results: Sequence[Result]) -> None:
         """Add the results of `find_written`."""
         rows = (row for result in results for row in result.rows)
-        self._written.update((key, epoch, n) for key, epoch, n in rows)
+        self._existing_places.update((key, epoch, n) for key, epoch, n in rows)
 
     def judge(self, entry: Entry) -> Verdict:
         """Return the verdict on the next entry, and record what it changes."""
@@ -207,14 +211,17 @@ class Batch:
         if key in self._open:
             self._accept(key, entry)
             return Verdict.ACCEPTED
-        exists = entry.n <= self._folded[key] or (key, entry.epoch, entry.n) in self._written
+        exists = (
+            entry.n <= self._last_folded[key]
+            or (key, entry.epoch, entry.n) in self._existing_places
+        )
         return Verdict.ACCEPTED if exists else Verdict.FENCED
 
     def _accept(self, key: str, entry: Entry) -> None:
         if entry.consumes:
             messages = self._messages[key]
-            consumed = (messages.pop(id) for id in entry.consumes if id in messages)
-            self._consumed += ((key, message) for message in consumed)
+            consumed_messages = (messages.pop(id) for id in entry.consumes if id in messages)
+            self._consumed_messages += ((key, message) for message in consumed_messages)
         if entry.rest is None:
             self._entries[key].setdefault((entry.epoch, entry.n), entry.data)
             return
@@ -223,28 +230,28 @@ class Batch:
         self._open.discard(key)
         if entry.rest.delete:
             del self._epochs[key]
-            self._deleted.append(key)
+            self._deleted_keys.append(key)
         else:
-            self._folded[key] = entry.n
+            self._last_folded[key] = entry.n
             self._rests[key] = entry, entry.rest
             tags = entry.rest.tags
             if tags is not None and tags_as_json(tags) != self._tags[key]:
-                self._retagged[key] = tags
+                self._new_tags[key] = tags
 
     def writes(self) -> Sequence[Statement]:
         """Return the statements that write the accepted entries."""
         bind = self._bind
         statements = [*self._consume()]
-        if keys := sorted({*self._rests, *self._deleted}):
+        if keys := sorted({*self._rests, *self._deleted_keys}):
             statements.append(bind(sql.DELETE_JOURNALS, keys))
-        if self._deleted:
-            statements.append(bind(sql.DELETE_INBOXES, self._deleted))
-            statements.append(bind(sql.DELETE_RUNS, self._deleted))
-        if tagged := [key for key in self._deleted if self._tags[key] != _NO_TAGS]:
-            statements.append(bind(DELETE_TAGS, tagged))
+        if self._deleted_keys:
+            statements.append(bind(sql.DELETE_INBOXES, self._deleted_keys))
+            statements.append(bind(sql.DELETE_RUNS, self._deleted_keys))
+        if tagged_keys := [key for key in self._deleted_keys if self._tags[key] != _NO_TAGS]:
+            statements.append(bind(DELETE_TAGS, tagged_keys))
         rests = [self._rest_row(key, *rest) for key, rest in self._rests.items()]
         statements += [bind(sql.REST, rows) for rows in chunks(rests)]
-        statements += replace_tags(self._statements, self._retagged)
+        statements += replace_tags(self._statements, self._new_tags)
         entries = [
             (key, *place, data)
             for key, journal in self._entries.items()
@@ -254,11 +261,13 @@ class Batch:
 
     def _consume(self) -> Iterator[Statement]:
         for template, has_dedup_id in ((sql.CONSUME, False), (sql.MARK_CONSUMED, True)):
-            seqs = [each.seq for _, each in self._consumed if each.has_dedup_id is has_dedup_id]
+            seqs = [
+                each.seq for _, each in self._consumed_messages if each.has_dedup_id is has_dedup_id
+            ]
             if seqs:
                 yield self._bind(template, seqs)
         keys_by_number: dict[int, list[Value]] = defaultdict(list)
-        for key, number in Counter(key for key, _ in self._consumed).items():
+        for key, number in Counter(key for key, _ in self._consumed_messages).items():
             keys_by_number[number].append(key)
         for number, keys in keys_by_number.items():
             yield self._bind(sql.COUNT_CONSUMED, number, keys)

@@ -85,7 +85,7 @@ class Database:
                 if failures[failure] > _RETRIES[failure] or (
                     failure == "unavailable" and not is_safe
                 ):
-                    raise translate(error, self.pool.where) from error
+                    raise translate(error, self.pool.location) from error
             finally:
                 await transaction.end()
 
@@ -98,7 +98,7 @@ class Database:
     async def run_alone(self, statement: Statement, *, repeatable: bool = True) -> Result:
         """Run and commit a single statement, without a transaction if possible."""
         return await self.transact(
-            lambda transaction: transaction.alone(statement), repeatable=repeatable
+            lambda transaction: transaction.run_alone(statement), repeatable=repeatable
         )
 
     async def open(self) -> "Transaction":
@@ -106,7 +106,7 @@ class Database:
         connection = await self.pool.acquire()
         return Transaction(self, connection, self._cursor_class, self._timeout)
 
-    def joined(self, connection: Any, kind: "type[J]") -> "J":
+    def adopt(self, connection: Any, kind: "type[J]") -> "J":
         """Return a `kind` of transaction that the caller has begun, and will end."""
         return kind(self, connection, self._cursor_class, self._timeout)
 
@@ -116,7 +116,7 @@ class Database:
         try:
             yield
         except self.errors as error:
-            raise translate(error, self.pool.where) from error
+            raise translate(error, self.pool.location) from error
 
 
 class Transaction:
@@ -146,7 +146,7 @@ class Transaction:
         """Run statements, commit, and return the results."""
         return await self._run(statements, ends=True)
 
-    async def alone(self, statement: Statement) -> Result:
+    async def run_alone(self, statement: Statement) -> Result:
         """Run and commit a single statement; only outside a transaction."""
         self._is_open = not self._database.pool.autocommit
         self.is_committing = True
@@ -178,8 +178,8 @@ class Transaction:
             self._is_open = False
             try:
                 await self._request(self.connection.rollback())
-            except self.errors as lost:
-                reason = translate(lost, self._database.pool.where)
+            except self.errors as rollback_error:
+                reason = translate(rollback_error, self._database.pool.location)
                 raise StoreUnavailable(f"{reason}; the transaction raised: {error}") from error
             raise
 
@@ -193,18 +193,18 @@ class Transaction:
             )
 
     async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
-        encoded = [self._encode(statement) for statement in statements]
-        skipped = 0
+        queries = [self._encode(statement) for statement in statements]
+        skip = 0
         if not self._is_open:
             begin = self._database.pool.begin
-            encoded.insert(0, begin)
-            skipped = 1 + begin.count(b";")  # the results of BEGIN, which may be two statements
+            queries.insert(0, begin)
+            skip = 1 + begin.count(b";")  # the results of BEGIN, which may be two statements
             self._is_open = True
         commits = ends and self.connection.get_autocommit()
         if commits:
-            encoded.append(b"COMMIT")
+            queries.append(b"COMMIT")
         results: list[Result] = []
-        packets = list(_packets(encoded, self._database.max_packet_size))
+        packets = list(_packets(queries, self._database.max_packet_size))
         for number, packet in enumerate(packets, 1):
             self.is_committing = commits and number == len(packets)
             results += await self._send(packet)
@@ -212,7 +212,7 @@ class Transaction:
             self._is_open = False
         elif ends:
             await self._commit()
-        return results[skipped : skipped + len(statements)]
+        return results[skip : skip + len(statements)]
 
     async def _commit(self) -> None:
         # In a session without autocommit, the driver learns that the transaction is over only from
@@ -225,8 +225,8 @@ class Transaction:
         mode = self.connection.server_status
         return statement.encode(backslashes=not mode & NO_BACKSLASH_ESCAPES)
 
-    async def _send(self, encoded: Sequence[bytes]) -> list[Result]:
-        packet, limit = b";".join(encoded), self._database.max_packet_size
+    async def _send(self, queries: Sequence[bytes]) -> list[Result]:
+        packet, limit = b";".join(queries), self._database.max_packet_size
         try:
             if len(packet) < limit:
                 return await self._request(self._exchange(packet))
@@ -264,11 +264,11 @@ async def _result(cursor: Any) -> Result:
     return Result(await cursor.fetchall(), cursor.rowcount, cursor.lastrowid)
 
 
-def _packets(encoded: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+def _packets(queries: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
     """Yield the statements in as few packets as the limit allows."""
     packet: list[bytes] = []
     size = 0
-    for statement in encoded:
+    for statement in queries:
         if packet and size + len(statement) + 1 >= limit:
             yield packet
             packet, size = [], 0

@@ -53,7 +53,7 @@ _IN_QUEUES = "queue IN (%s)"
 _IN_LANES = "lane IN (%s)"
 _FROM_QUEUE = "queue >= %s"
 _BEFORE_QUEUE = "queue < %s"
-_WOKEN = "wake_at <= %s"
+_IS_AWAKE = "wake_at <= %s"
 _WITH_VERSION = "(version = 0 %s)"
 _OR_BETWEEN = b"OR version BETWEEN %s AND %s"
 
@@ -168,8 +168,8 @@ class DueRuns:
         for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
             if len(runs) == limit and runs[-1].wake_at <= heads[start]:
                 break
-            found = await self._due_in(ranges, slice(start, start + _RANGES_PER_STATEMENT), now)
-            runs = _first(sorted([*runs, *found]), limit, ranges, queues)
+            due_runs = await self._due_in(ranges, slice(start, start + _RANGES_PER_STATEMENT), now)
+            runs = _first(sorted([*runs, *due_runs]), limit, ranges, queues)
         return runs, ranges
 
     async def _due_in(
@@ -206,18 +206,18 @@ class DueRuns:
 
     def _is_due(self, now: datetime | Statement) -> Conditions:
         conditions = Conditions()
-        conditions.add(_WOKEN, now)
+        conditions.add(_IS_AWAKE, now)
         conditions.add_prefix(self._prefix)
         return conditions
 
-    def _claim(self, where: Range) -> Statement:
-        condition = self._in_range(where, NOW)
-        return self._statements.bind(CLAIM, where.queue, where.lane, condition, where.most)
+    def _claim(self, range: Range) -> Statement:
+        condition = self._in_range(range, NOW)
+        return self._statements.bind(CLAIM, range.queue, range.lane, condition, range.most)
 
-    def _in_range(self, where: Range, now: datetime | Statement) -> Statement:
+    def _in_range(self, range: Range, now: datetime | Statement) -> Statement:
         conditions = self._is_due(now)
-        if where.versions is not None:
-            conditions.add(_WITH_VERSION, Rows(_OR_BETWEEN, where.versions, b" "))
+        if range.versions is not None:
+            conditions.add(_WITH_VERSION, Rows(_OR_BETWEEN, range.versions, b" "))
         return self._statements.all(conditions)
 
 
@@ -235,11 +235,11 @@ def _first(
     runs: Sequence[DueRun], limit: int, ranges: Sequence[Range], queues: Mapping[str, int]
 ) -> list[DueRun]:
     """Return the first runs, within the limit and the limits of their queues."""
-    left = dict(queues)
+    quotas = dict(queues)
     first: list[DueRun] = []
     for run in runs:
         queue = ranges[run.place].queue
-        if left[queue] > 0 and len(first) < limit:
-            left[queue] -= 1
+        if quotas[queue] > 0 and len(first) < limit:
+            quotas[queue] -= 1
             first.append(run)
     return first

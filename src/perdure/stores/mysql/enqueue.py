@@ -32,7 +32,7 @@ ENQUEUE_ROW = _ROW % {
 _READ_CLOCK = Statement(b"SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")
 # A run that this transaction creates has the epoch -1 until its last statements.
 ENQUEUE_OR_LOCK = "INSERT INTO {runs} (%s) VALUES %s ON DUPLICATE KEY UPDATE epoch = epoch"
-INSERTED = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
+INSERTED_RUNS = "SELECT id FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) AND epoch = -1"
 QUEUE_INSERTED = """
     UPDATE {runs} FORCE INDEX (PRIMARY)
     SET epoch = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
@@ -69,8 +69,8 @@ class Creator:
         first: dict[str, int] = {}
         for index, run in enumerate(runs):
             first.setdefault(self._key(run.id), index)
-        created = await create({key: runs[first[key]] for key in sorted(first)})
-        indexes = {first[key] for key in created}
+        created_keys = await create({key: runs[first[key]] for key in sorted(first)})
+        indexes = {first[key] for key in created_keys}
         return [index in indexes for index in range(len(runs))]
 
     async def _create(self, runs: Mapping[str, NewRun]) -> Collection[str]:
@@ -101,13 +101,14 @@ class Creator:
         now = b"TIMESTAMP'%s'" % clock.rows[0][0].encode()
         row = _ROW % {b"now": now, b"epoch": b"-1"}
         inserts = [self._bind(ENQUEUE_OR_LOCK, _COLUMNS, Rows(row, part)) for part in parts]
-        *_, inserted = await transaction.run(*inserts, self._bind(INSERTED, [*runs]))
-        created = {key: runs[key] for (key,) in inserted.rows}
-        if created:
+        *_, result = await transaction.run(*inserts, self._bind(INSERTED_RUNS, [*runs]))
+        new_runs = {key: runs[key] for (key,) in result.rows}
+        if new_runs:
             await transaction.finish(
-                self._bind(QUEUE_INSERTED, [*created]), *add_tags(self._statements, _tags(created))
+                self._bind(QUEUE_INSERTED, [*new_runs]),
+                *add_tags(self._statements, _tags(new_runs)),
             )
-        return created
+        return new_runs
 
 
 def _rows(runs: Mapping[str, NewRun]) -> Sequence[Sequence[Value]]:

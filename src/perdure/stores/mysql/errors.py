@@ -45,7 +45,7 @@ _CONSTRAINT = {
     3819,  # CHECK constraint: MySQL
     4025,  # CHECK constraint: MariaDB
 }
-_DENIED = {1044, 1142, 1143, 1227, 1370}
+_ACCESS_DENIED = {1044, 1142, 1143, 1227, 1370}
 _LOGIN_REFUSED = {1045, 1130, 1698}
 
 NO_SUCH_COLUMN = 1054
@@ -107,9 +107,9 @@ def is_reusable_after(error: BaseException) -> bool:
     return any(code in codes for codes in _SERVER_ERRORS)
 
 
-def translate(error: BaseException, where: str) -> StoreError:
+def translate(error: BaseException, location: str) -> StoreError:
     """Return the driver's exception as a `StoreError` that says what to do next."""
-    at, message, code = f"MySQL at {where}", _message(error), code_of(error)
+    at, message, code = f"MySQL at {location}", _message(error), code_of(error)
     match failure_of(error):
         case "unavailable":
             return StoreUnavailable(f"{at} is unavailable: {message}")
@@ -121,7 +121,7 @@ def translate(error: BaseException, where: str) -> StoreError:
 
 
 def _advice(code: int | None, message: str) -> str:
-    if code in _DENIED:
+    if code in _ACCESS_DENIED:
         return (
             f"denied permission: {message}. As an administrator run, for the database and the user "
             "in the URL: GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX "

@@ -96,8 +96,8 @@ class Inboxes:
         for rows in chunks(batch.rows):
             yield self._bind(SEND, rows)
         keys: dict[tuple[int, bool], list[Value]] = defaultdict(list)
-        for key, number in batch.sent.items():
-            keys[number, key in batch.woken].append(key)
+        for key, number in batch.sent_counts.items():
+            keys[number, key in batch.woken_keys].append(key)
         for (number, wakes), receivers in keys.items():
             yield self._bind(COUNT_SENT, number, wakes, batch.now, receivers)
 
@@ -108,17 +108,17 @@ class _Batch:
     def __init__(self, messages: Sequence[NewMessage], prefix: str) -> None:
         self.places = [(prefix + message.to, _digest(message.dedup_id)) for message in messages]
         self.rows: list[tuple[Value, ...]] = []
-        self.sent: Counter[str] = Counter()
-        self.woken: set[str] = set()
+        self.sent_counts: Counter[str] = Counter()
+        self.woken_keys: set[str] = set()
         self.now: datetime | None = None
         self._messages = messages
 
     def judge(self, receivers: Result, duplicates: Sequence[Result]) -> list[Receipt]:
         """Return the receipts, in order, and record what has to be written."""
         runs = {key: _receiver(*columns) for key, *columns in receivers.rows}
-        used = {(key, digest) for result in duplicates for key, digest in result.rows}
+        used_digests = {(key, digest) for result in duplicates for key, digest in result.rows}
         return [
-            self._deliver(message, key, digest, runs.get(key), used)
+            self._deliver(message, key, digest, runs.get(key), used_digests)
             for message, (key, digest) in zip(self._messages, self.places, strict=True)
         ]
 
@@ -128,22 +128,22 @@ class _Batch:
         key: str,
         digest: bytes | None,
         run: _Receiver | None,
-        used: set[tuple[str, bytes]],
+        used_digests: set[tuple[str, bytes]],
     ) -> Receipt:
         if run is None:
             return Receipt(Delivery.UNKNOWN)
-        if digest is not None and (key, digest) in used:
-            return Receipt(Delivery.DUPLICATE, run.messages + self.sent[key])
+        if digest is not None and (key, digest) in used_digests:
+            return Receipt(Delivery.DUPLICATE, run.messages + self.sent_counts[key])
         if is_over(run.status):
             return Receipt(Delivery.OVER)
         if digest is not None:
-            used.add((key, digest))
+            used_digests.add((key, digest))
         self.now = run.now
-        self.sent[key] += 1
+        self.sent_counts[key] += 1
         self.rows.append((key, message.name, message.payload, run.now, digest))
         if run.is_woken_by(message.name):
-            self.woken.add(key)
-        return Receipt(Delivery.DELIVERED, run.messages + self.sent[key])
+            self.woken_keys.add(key)
+        return Receipt(Delivery.DELIVERED, run.messages + self.sent_counts[key])
 
 
 def _receiver(

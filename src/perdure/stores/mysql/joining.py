@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.stores._joining import no_transaction, unfit
+from perdure.stores._joining import no_transaction, unsuitable_connection
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.errors import load_driver
 from perdure.stores.mysql.literals import Statement
@@ -18,7 +18,7 @@ class JoinedTransaction(Transaction):
     """A transaction that the caller has begun, and will end."""
 
     async def _run(self, statements: Sequence[Statement], *, ends: bool) -> Sequence[Result]:
-        # One by one: the connection may not allow several statements in a packet.
+        # Sent one by one, because the connection may not allow several statements in a packet.
         return [(await self._send([self._encode(each)]))[0] for each in statements]
 
 
@@ -28,14 +28,14 @@ async def join(connection: Any, database: Database, schema: str | None) -> Joine
     `schema` is `None` if the names of the store's tables include it.
     """
     if not isinstance(connection, load_driver().Connection):
-        raise unfit(connection, _EXPECTED)
+        raise unsuitable_connection(connection, _EXPECTED)
     # Without autocommit, the first statement begins a transaction.
     if connection.get_autocommit() and not connection.get_transaction_status():
         raise no_transaction(connection)
     if connection.character_set_name() != _CHARSET:
-        raise unfit(connection, f"a connection with the character set {_CHARSET}")
-    transaction = database.joined(connection, JoinedTransaction)
+        raise unsuitable_connection(connection, f"a connection with the character set {_CHARSET}")
+    transaction = database.adopt(connection, JoinedTransaction)
     [result] = await transaction.run(DATABASE)
     if schema is not None and result.rows[0][0] != schema:
-        raise unfit(connection, f"a connection to the store's database {schema!r}")
+        raise unsuitable_connection(connection, f"a connection to the store's database {schema!r}")
     return transaction

@@ -82,14 +82,14 @@ class Leases:
     async def acquire(self, requests: Sequence[LeaseRequest]) -> list[Granted | None]:
         """Return a grant or `None` for each request, in order."""
         grants: list[Granted | None] = [None] * len(requests)
-        left = list(range(len(requests)))
-        while left:
+        remaining = list(range(len(requests)))
+        while remaining:
             # Of two requests for the same run, the first is served first, in its own transaction.
-            first = {requests[index].id: index for index in reversed(left)}
-            granted = await self._acquire_distinct([requests[index] for index in first.values()])
+            first = {requests[index].id: index for index in reversed(remaining)}
+            new_grants = await self._acquire_distinct([requests[index] for index in first.values()])
             for id, index in first.items():
-                grants[index] = granted.get(self._prefix + id)
-            left = [index for index in left if first[requests[index].id] != index]
+                grants[index] = new_grants.get(self._prefix + id)
+            remaining = [index for index in remaining if first[requests[index].id] != index]
         return grants
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
@@ -163,63 +163,63 @@ class Leases:
         self, transaction: Transaction, leases: Sequence[Lease]
     ) -> dict[str, LockedRun]:
         """Lock the runs, and return those whose lease is still current."""
-        expected = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
-        keys = sorted({key for key, _, _ in expected})
-        [locked] = await transaction.run(self._bind(sql.LOCK_LEASED, keys))
-        runs = map(_locked_run, locked.rows)
-        return {run.key: run for run in runs if (run.key, run.epoch, run.owner) in expected}
+        current = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
+        keys = sorted({key for key, _, _ in current})
+        [result] = await transaction.run(self._bind(sql.LOCK_LEASED, keys))
+        runs = map(_locked_run, result.rows)
+        return {run.key: run for run in runs if (run.key, run.epoch, run.owner) in current}
 
     async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
-        requested = {
+        by_key = {
             self._prefix + request.id: request
             for request in sorted(requests, key=lambda request: request.id)
         }
         # If sent again, a request for a new run would find the run that it created itself.
         repeatable = all(request.existing for request in requests)
-        creations = list(self._create(requested))
-        if len(creations) == 1 and creations[0].keys == requested.keys():
+        creations = list(self._create(by_key))
+        if len(creations) == 1 and creations[0].keys == by_key.keys():
             with suppress(ConstraintViolation):
-                results = await self._insert(creations[0].statement, requested, repeatable)
-                return _created(requested, creations, results)
+                results = await self._insert(creations[0].statement, by_key, repeatable)
+                return _created_grants(by_key, creations, results)
         for _ in range(_MAX_RACES):
             # Violated if another process creates a run between the lock and the insertion.
             with suppress(ConstraintViolation):
                 return await self._database.transact(
-                    lambda transaction: self._acquire_in(transaction, requested),
+                    lambda transaction: self._acquire_in(transaction, by_key),
                     repeatable=repeatable,
                 )
-        raise ConstraintViolation(f"other processes keep creating and deleting runs {[*requested]}")
+        raise ConstraintViolation(f"other processes keep creating and deleting runs {[*by_key]}")
 
     async def _insert(
-        self, create: Statement, requested: dict[str, LeaseRequest], repeatable: bool
+        self, create: Statement, by_key: dict[str, LeaseRequest], repeatable: bool
     ) -> Sequence[Result]:
-        if tags := list(add_tags(self._statements, _tags(requested))):
+        if tags := list(add_tags(self._statements, _tags(by_key))):
             return await self._database.run(create, *tags, repeatable=repeatable)
         return [await self._database.run_alone(create, repeatable=repeatable)]
 
     async def _acquire_in(
-        self, transaction: Transaction, requested: dict[str, LeaseRequest]
+        self, transaction: Transaction, by_key: dict[str, LeaseRequest]
     ) -> dict[str, Granted]:
-        pairs = ((request.owner, request.instead_of) for request in requested.values())
+        pairs = ((request.owner, request.instead_of) for request in by_key.values())
         owners = sorted({owner for pair in pairs for owner in pair if owner is not None})
-        [locked] = await transaction.run(self._bind(sql.LOCK_REQUESTED, owners, [*requested]))
-        existing = {row[0]: _locked_run(row) for row in locked.rows}
+        [result] = await transaction.run(self._bind(sql.LOCK_REQUESTED, owners, [*by_key]))
+        existing = {row[0]: _locked_run(row) for row in result.rows}
         leases = [
             NewLease(run, request.owner, request.ttl, request.instead_of)
-            for run, request in ((run, requested[run.key]) for run in existing.values())
+            for run, request in ((run, by_key[run.key]) for run in existing.values())
             if request.existing and run.is_free_for(request)
         ]
-        missing = {key: requested[key] for key in requested if key not in existing}
+        missing = {key: by_key[key] for key in by_key if key not in existing}
         creations = list(self._create(missing))
         writes = [creation.statement for creation in creations]
         writes += [*add_tags(self._statements, _tags(missing)), *self._lease(leases)]
         if not writes:
             return {}
         results = await transaction.finish(*writes, *self._read(leases))
-        grants = _created(requested, creations, results)
+        grants = _created_grants(by_key, creations, results)
         return grants | self._grants(leases, results[len(writes) :]) if leases else grants
 
-    def _create(self, requested: dict[str, LeaseRequest]) -> Iterator[Creation]:
+    def _create(self, by_key: dict[str, LeaseRequest]) -> Iterator[Creation]:
         """Yield as few statements as possible that create runs with their leases."""
         rows = [
             (
@@ -232,7 +232,7 @@ class Leases:
                 tags_as_json(request.tags),
                 request.summary,
             )
-            for key, request in requested.items()
+            for key, request in by_key.items()
             if request.create is not None
         ]
         for chunk in chunks(rows):
@@ -295,25 +295,25 @@ class Leases:
         )
 
 
-def _created(
-    requested: dict[str, LeaseRequest], creations: Sequence[Creation], results: Sequence[Result]
+def _created_grants(
+    by_key: dict[str, LeaseRequest], creations: Sequence[Creation], results: Sequence[Result]
 ) -> dict[str, Granted]:
     grants: dict[str, Granted] = {}
     for creation, result in zip(creations, results, strict=False):
         epoch, now = result.last_id, from_microseconds(result.last_id)
         for key in creation.keys:
-            request = requested[key]
+            request = by_key[key]
             lease = Lease(request.id, request.owner, epoch, now + request.ttl)
             snapshot = read_run(request.id, request.create)
             grants[key] = Grant(lease, snapshot, now, created=True, version=request.version)
     return grants
 
 
-def _tags(requested: Mapping[str, LeaseRequest]) -> dict[str, Sequence[str]]:
+def _tags(by_key: Mapping[str, LeaseRequest]) -> dict[str, Sequence[str]]:
     """Return the tags of the runs to create that have any."""
     return {
         key: request.tags
-        for key, request in requested.items()
+        for key, request in by_key.items()
         if request.create is not None and request.tags
     }
 

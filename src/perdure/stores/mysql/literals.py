@@ -28,7 +28,7 @@ class Rows:
         self._separator = separator
 
     def encode(self, *, backslashes: bool) -> bytes:
-        """Return the bytes to send; with `backslashes`, a backslash escapes in this session."""
+        """Return the bytes to send; `backslashes` is whether they escape in this session."""
         return self._separator.join([self._row % _literals(row, backslashes) for row in self._rows])
 
 
@@ -43,7 +43,7 @@ class Statement(NamedTuple):
     values: Sequence[Value] = ()
 
     def encode(self, *, backslashes: bool) -> bytes:
-        """Return the bytes to send; with `backslashes`, a backslash escapes in this session."""
+        """Return the bytes to send; `backslashes` is whether they escape in this session."""
         return self.sql % _literals(self.values, backslashes)
 
 
@@ -54,9 +54,9 @@ def _literals(values: Sequence[Value], backslashes: bool) -> tuple[bytes, ...]:
 def _literal(value: Value, backslashes: bool) -> bytes:
     # Not `match`, which takes twice as long: batches have many values.
     if isinstance(value, str):
-        return _quoted(value.encode(), backslashes)
+        return _quote(value.encode(), backslashes)
     if isinstance(value, bytes):
-        return b"_binary" + _quoted(value, backslashes)
+        return b"_binary" + _quote(value, backslashes)
     if isinstance(value, int):
         return b"%d" % value
     if value is None:
@@ -65,11 +65,11 @@ def _literal(value: Value, backslashes: bool) -> bytes:
         return b"'%s'" % _datetime(value)
     if isinstance(value, (Rows, Statement)):
         return value.encode(backslashes=backslashes)
-    joined = b",".join(_literals(value, backslashes))
-    return b"(%s)" % joined if isinstance(value, tuple) else joined
+    items = b",".join(_literals(value, backslashes))
+    return b"(%s)" % items if isinstance(value, tuple) else items
 
 
-def _quoted(value: bytes, backslashes: bool) -> bytes:
+def _quote(value: bytes, backslashes: bool) -> bytes:
     if backslashes:
         value = value.replace(b"\\", b"\\\\")
     return b"'%s'" % value.replace(b"'", b"''")
@@ -80,6 +80,6 @@ def _datetime(value: datetime) -> bytes:
     return naive.isoformat(" ", "microseconds").encode()
 
 
-def read_datetime(stored: datetime) -> datetime:
+def read_datetime(naive: datetime) -> datetime:
     """Return a stored time (naive, in UTC) as an aware datetime."""
-    return stored.replace(tzinfo=UTC)
+    return naive.replace(tzinfo=UTC)

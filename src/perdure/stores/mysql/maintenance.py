@@ -85,28 +85,28 @@ class Maintenance:
         lock = self._statements.bind(LOCK_OLD, [*keys], self._statements.all(old))
 
         async def work(transaction: Transaction) -> int:
-            [locked] = await transaction.run(lock)
-            if locked.rows:
-                await transaction.finish(*self._delete([key for (key,) in locked.rows]))
-            return len(locked.rows)
+            [result] = await transaction.run(lock)
+            if result.rows:
+                await transaction.finish(*self._delete([key for (key,) in result.rows]))
+            return len(result.rows)
 
         return await self._database.transact(work)
 
     async def stats(self) -> Stats:
         """Count the runs by status and queue."""
-        listed, queued = Conditions(), Conditions()
-        add_listed(listed, self._prefix)
-        add_listed(queued, self._prefix)
-        queued.add(_IN_USERS_QUEUE)
+        shown_runs, shown_in_queues = Conditions(), Conditions()
+        add_listed(shown_runs, self._prefix)
+        add_listed(shown_in_queues, self._prefix)
+        shown_in_queues.add(_IN_USERS_QUEUE)
         statuses, due, leased = await self._database.run(
-            self._statements.bind(COUNT_BY_STATUS, self._statements.all(listed)),
-            self._statements.bind(COUNT_DUE, self._statements.all(queued)),
-            self._statements.bind(COUNT_LEASED, self._statements.all(queued)),
+            self._statements.bind(COUNT_BY_STATUS, self._statements.all(shown_runs)),
+            self._statements.bind(COUNT_DUE, self._statements.all(shown_in_queues)),
+            self._statements.bind(COUNT_LEASED, self._statements.all(shown_in_queues)),
         )
-        owned = dict(leased.rows)
+        leased_counts = dict(leased.rows)
         queues = {name: QueueStats(leased=number) for name, number in leased.rows}
         for name, number, oldest in due.rows:
-            queues[name] = QueueStats(number, owned.get(name, 0), read_datetime(oldest))
+            queues[name] = QueueStats(number, leased_counts.get(name, 0), read_datetime(oldest))
         times = [queue.oldest_due for queue in queues.values() if queue.oldest_due is not None]
         return Stats(dict(statuses.rows), min(times, default=None), queues)
 
@@ -128,13 +128,13 @@ class Maintenance:
         is_old = self._statements.all(old)
         keys: list[str] = []
         for start in range(0, len(groups), _GROUPS_PER_STATEMENT):
-            left = request.limit - len(keys)
+            remaining = request.limit - len(keys)
             rows = [
-                (self._statements.bind(IN_GROUP, *group), is_old, left)
+                (self._statements.bind(IN_GROUP, *group), is_old, remaining)
                 for group in groups[start : start + _GROUPS_PER_STATEMENT]
             ]
             statement = self._statements.union(OLD_IN_GROUP, rows)
-            keys += [key for (key,) in (await self._database.run_alone(statement)).rows[:left]]
+            keys += [key for (key,) in (await self._database.run_alone(statement)).rows[:remaining]]
             if len(keys) == request.limit:
                 break
         return keys

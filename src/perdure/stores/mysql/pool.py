@@ -66,11 +66,11 @@ class OwnMysqlPool(ConnectionPool):
                     program_name="perdure",
                 )
         except driver_errors() as error:
-            raise translate(error, self.where) from error
+            raise translate(error, self.location) from error
         except RuntimeError as error:
             # Without TLS, the driver needs another package for MySQL's default authentication.
             hint = "add ?ssl=true to the URL, or install the package cryptography"
-            raise StoreError(f"MySQL at {self.where}: {error}; {hint}") from error
+            raise StoreError(f"MySQL at {self.location}: {error}; {hint}") from error
 
     def _is_open(self, connection: Any) -> bool:
         return bool(connection.connected)
@@ -105,9 +105,9 @@ class BorrowedMysqlPool(BorrowedPool):
         try:
             connection = await super().acquire()
         except RuntimeError as error:
-            raise StoreUnavailable(f"{self.where} is unavailable: {error}") from error
+            raise StoreUnavailable(f"{self.location} is unavailable: {error}") from error
         except driver_errors() as error:
-            raise translate(error, self.where) from error
+            raise translate(error, self.location) from error
         charset = connection.character_set_name()
         if charset != "utf8mb4":
             await self._pool.release(connection)

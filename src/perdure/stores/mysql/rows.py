@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from perdure import codec
 from perdure.snapshot import Snapshot
 from perdure.store import Message
-from perdure.stores._reading import merged, reading
+from perdure.stores._reading import merge_journal, reading
 from perdure.stores.mysql.literals import read_datetime
 
 R = TypeVar("R", bound=Sequence[Any])
@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Sequence[Any])
 # Larger statements are not faster, and cost memory on both sides.
 MAX_STATEMENT_SIZE = 1024 * 1024
 _ROW_OVERHEAD = 1024
-_SIZED = (str, bytes)
+_SIZED_TYPES = (str, bytes)
 _LAST_SEQ = 2**63 - 1
 
 
@@ -23,7 +23,7 @@ def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> 
     """Return a run's snapshot merged with its journal."""
     with reading(id):
         deltas: Any = codec.loads(b"[%s]" % b",".join(journal))
-        return merged(codec.loads(snapshot or b""), *deltas)
+        return merge_journal(codec.loads(snapshot or b""), *deltas)
 
 
 def read_journals(rows: Iterable[Sequence[Any]]) -> dict[str, list[bytes]]:
@@ -82,4 +82,4 @@ def chunks(rows: Iterable[R]) -> list[list[R]]:
 
 def row_size(row: Sequence[Any]) -> int:
     """Return the approximate size of a row in a statement, in bytes."""
-    return _ROW_OVERHEAD + sum([len(value) for value in row if isinstance(value, _SIZED)])
+    return _ROW_OVERHEAD + sum([len(value) for value in row if isinstance(value, _SIZED_TYPES)])

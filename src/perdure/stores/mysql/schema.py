@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores._migrations import (
     Migration,
-    announced,
+    announce,
     check_table,
     pending,
     read_migrations,
@@ -41,7 +41,7 @@ _RECORD_MIGRATION = """
     INSERT INTO {migrations} (version, name, applied_at) VALUES (%s, %s, UTC_TIMESTAMP(6))
 """
 # A table is altered by a single statement: if one of the columns exists, so do the others.
-_ALTERED = {"0004_headers": "SELECT lane FROM {runs} LIMIT 0"}
+_PROBES = {"0004_headers": "SELECT lane FROM {runs} LIMIT 0"}
 # If many processes start together, one creates the tables and the others wait. A transaction cannot
 # ensure this, because it ends with the first CREATE TABLE.
 _LOCK = "SELECT GET_LOCK(%s, %s)"
@@ -122,7 +122,7 @@ class Schema:
 
     async def _migrate(self, transaction: Transaction) -> None:
         lock = "perdure " + blake2b(self._tables.table.encode(), digest_size=16).hexdigest()
-        result = await transaction.alone(self._bind(_LOCK, lock, _LOCK_SECONDS))
+        result = await transaction.run_alone(self._bind(_LOCK, lock, _LOCK_SECONDS))
         if result.rows[0][0] != 1:
             raise StoreUnavailable(
                 f"another process has been creating the table {self._tables.table} for "
@@ -133,24 +133,24 @@ class Schema:
             # Rebuilding a large table may take longer than any other statement.
             transaction.timeout = None
             if migrations:
-                await transaction.alone(self._bind(_CREATE_MIGRATIONS_TABLE))
-            for migration in announced(migrations, self._tables.table):
+                await transaction.run_alone(self._bind(_CREATE_MIGRATIONS_TABLE))
+            for migration in announce(migrations, self._tables.table):
                 await self._apply(transaction, migration)
         finally:
-            await transaction.alone(self._bind(_UNLOCK, lock))
+            await transaction.run_alone(self._bind(_UNLOCK, lock))
 
     async def _apply(self, transaction: Transaction, migration: Migration) -> None:
         if not await self._was_applied(transaction, migration):
-            await transaction.alone(self._bind(migration.script.strip(" \n;")))
+            await transaction.run_alone(self._bind(migration.script.strip(" \n;")))
         record = self._bind(_RECORD_MIGRATION, migration.version, migration.name)
-        await transaction.alone(record)
+        await transaction.run_alone(record)
 
     async def _was_applied(self, transaction: Transaction, migration: Migration) -> bool:
         """Return whether a process applied the migration, but crashed before recording it."""
-        probe = _ALTERED.get(migration.name)
+        probe = _PROBES.get(migration.name)
         try:
             if probe is not None:
-                await transaction.alone(self._bind(probe))
+                await transaction.run_alone(self._bind(probe))
         except transaction.errors as error:
             if code_of(error) != NO_SUCH_COLUMN:
                 raise
@@ -159,13 +159,13 @@ class Schema:
 
     async def _pending(self, transaction: Transaction) -> Sequence[Migration]:
         try:
-            result = await transaction.alone(self._bind(_APPLIED_MIGRATIONS))
+            result = await transaction.run_alone(self._bind(_APPLIED_MIGRATIONS))
         except transaction.errors as error:
             if code_of(error) != NO_SUCH_TABLE:
                 raise
             return self._migrations
-        applied = [version for (version,) in result.rows]
-        return pending(self._migrations, applied, self._tables.table)
+        applied_versions = [version for (version,) in result.rows]
+        return pending(self._migrations, applied_versions, self._tables.table)
 
     def _bind(self, template: str, *values: Value) -> Statement:
         return Statement(self._tables.sql(template, self._dialect), values)

@@ -7,7 +7,7 @@ from typing import Any
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
 from perdure.stores._prefix import end_of_prefix
-from perdure.stores._searching import EXAMINED, Found, Position
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult
 from perdure.stores.mysql.database import Database
 from perdure.stores.mysql.literals import Statement, read_datetime
 from perdure.stores.mysql.rows import read_names
@@ -18,7 +18,7 @@ from perdure.stores.mysql.walks import HEADER, IN_GROUP, Group, Walk, add_listed
 _SELECTIVE = 1_000
 # How many runs each attempt to fill a page examines; 0 stands for the size of the page. Most pages
 # are full long before the maximum is reached.
-_ATTEMPTS = (0, 2_000, EXAMINED)
+_ATTEMPTS = (0, 2_000, MAX_EXAMINED)
 # With more groups, a walk along all runs is cheaper than one along each group.
 _MAX_GROUPS = 200
 
@@ -55,7 +55,7 @@ class Searches:
         self._statements = statements
         self._prefix = prefix
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Walk along the index that suits the query."""
         walk = Walk(self._statements, query, self._prefix, after)
         low, high = self._prefix + query.prefix, end_of_prefix(self._prefix + query.prefix)
@@ -65,20 +65,20 @@ class Searches:
         if not query.tags and (query.workflows or query.statuses):
             groups = await self.groups(query.workflows, query.statuses)
             if not groups:
-                return Found(())
-        found = Found(())
-        for examined in _ATTEMPTS:
-            found = await self._find(_along(walk, query, groups, limit, examined))
-            if found.stopped_at is None:
+                return SearchResult(())
+        result = SearchResult(())
+        for depth in _ATTEMPTS:
+            result = await self._find(_along(walk, query, groups, limit, depth))
+            if result.stopped_at is None:
                 break
-        return found
+        return result
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return the summaries of runs with their revisions, in order."""
         keys = [self._prefix + id for id in ids]
         result = await self._database.run_alone(self._statements.bind(SUMMARIES, HEADER, [*keys]))
-        found = {key: self._summary(key, *columns) for key, *columns in result.rows}
-        return [found.get(key) for key in keys]
+        summaries = {key: self._summary(key, *columns) for key, *columns in result.rows}
+        return [summaries.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
         """Count the runs of each group, up to `cap`, along an index."""
@@ -98,14 +98,14 @@ class Searches:
         return [group for group in groups if not statuses or group.status in statuses]
 
     async def _counts(self, groups: Sequence[Group], cap: int) -> list[Count]:
-        listed = Conditions()
-        add_listed(listed, self._prefix)
-        examined = max(EXAMINED // len(groups), cap) + 1
-        matches = self._statements.all(listed)
-        rows = [(matches, self._statements.bind(IN_GROUP, *group), examined) for group in groups]
+        shown_runs = Conditions()
+        add_listed(shown_runs, self._prefix)
+        depth = max(MAX_EXAMINED // len(groups), cap) + 1
+        matches = self._statements.all(shown_runs)
+        rows = [(matches, self._statements.bind(IN_GROUP, *group), depth) for group in groups]
         result = await self._database.run_alone(self._statements.union(COUNT_GROUP, rows))
         return [
-            Count(*group, min(int(count), cap), capped=count > cap or number == examined)
+            Count(*group, min(int(count), cap), capped=count > cap or number == depth)
             for group, (number, count) in zip(groups, result.rows, strict=True)
             if count
         ]
@@ -115,14 +115,14 @@ class Searches:
         [(count,)] = (await self._database.run_alone(statement)).rows
         return bool(count <= _SELECTIVE)
 
-    async def _find(self, statement: Statement) -> Found:
+    async def _find(self, statement: Statement) -> SearchResult:
         runs: list[RunSummary] = []
         for time, key, is_last, *columns in (await self._database.run_alone(statement)).rows:
             # Beyond the last place of any one group, the results are incomplete.
             if is_last:
-                return Found(runs, Position(read_datetime(time), self._id(key)))
+                return SearchResult(runs, Position(read_datetime(time), self._id(key)))
             runs.append(self._summary(key, *columns))
-        return Found(runs)
+        return SearchResult(runs)
 
     def _summary(self, key: str, *columns: Any) -> RunSummary:
         """Return the summary of a run from the columns of `HEADER` and an optional revision."""
@@ -150,18 +150,16 @@ class Searches:
         return key.removeprefix(self._prefix)
 
 
-def _time(stored: datetime | None) -> datetime | None:
-    return None if stored is None else read_datetime(stored)
+def _time(naive: datetime | None) -> datetime | None:
+    return None if naive is None else read_datetime(naive)
 
 
-def _along(
-    walk: Walk, query: Query, groups: Sequence[Group], limit: int, examined: int
-) -> Statement:
-    """Return the statement of a search along an index that examines up to `examined` runs."""
+def _along(walk: Walk, query: Query, groups: Sequence[Group], limit: int, depth: int) -> Statement:
+    """Return the statement of a search along an index that examines up to `depth` runs."""
     walks = len(groups) if 0 < len(groups) <= _MAX_GROUPS else 1
-    examined = min(max(examined // walks, 2 * limit), EXAMINED // walks)
+    depth = min(max(depth // walks, 2 * limit), MAX_EXAMINED // walks)
     if query.tags:
-        return walk.by_tag(limit, examined)
+        return walk.by_tag(limit, depth)
     if walks == len(groups):
-        return walk.by_group(groups, limit, examined)
-    return walk.by_update(limit, examined)
+        return walk.by_group(groups, limit, depth)
+    return walk.by_update(limit, depth)

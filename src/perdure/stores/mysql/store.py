@@ -28,7 +28,7 @@ from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._shell import TransactionShell
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.append import Writer
@@ -135,10 +135,10 @@ class MysqlBackend:
         )
 
         async def work(transaction: Transaction) -> None:
-            _, messages, stored = await transaction.run(*lock)
+            _, messages, old_tags = await transaction.run(*lock)
             has_message = any(name in rest.awaits for _, _, name, _ in messages.rows)
             state = (rest.status, has_message, rest.wake_at, names_as_json(rest.awaits))
-            has_new_tags = rest.tags is not None and tags != stored.rows[0][0].encode()
+            has_new_tags = rest.tags is not None and tags != old_tags.rows[0][0].encode()
             new_tags = {key: rest.tags} if rest.tags is not None and has_new_tags else {}
             await transaction.finish(
                 self._bind(sql.SAVE, data, workflow, lane_of(workflow), *state, *header, key),
@@ -156,13 +156,13 @@ class MysqlBackend:
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
         """Return the merged snapshot as the caller's transaction sees it."""
         key = self._key(id)
-        transaction = self._database.joined(connection, JoinedTransaction)
+        transaction = self._database.adopt(connection, JoinedTransaction)
         with self._database.translate_errors():
             [result] = await transaction.run(self._bind(sql.LOAD, key, key))
         return _read(id, result)
 
     async def enqueue_in(
-        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+        self, connection: Any, runs: Sequence[NewRun], *, in_transaction: bool
     ) -> Sequence[bool]:
         """Create the runs in the caller's transaction."""
         with self._database.translate_errors():
@@ -177,10 +177,10 @@ class MysqlBackend:
             # Only what belonged to this run: another one with the same id may be created at any
             # time, but not before this transaction ends.
             delete, *others = self._delete_runs([key])
-            [deleted] = await transaction.run(delete)
-            if deleted.count:
+            [result] = await transaction.run(delete)
+            if result.count:
                 await transaction.finish(*others)
-            return deleted.count > 0
+            return result.count > 0
 
         return await self._database.transact(work)
 
@@ -275,7 +275,7 @@ class MysqlBackend:
         """Count the runs by status and queue."""
         return await self._maintenance.stats()
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find runs along the index that suits the query."""
         return await self._searches.search(query, limit, after)
 

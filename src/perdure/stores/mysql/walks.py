@@ -1,7 +1,7 @@
 """The SQL of a search: bounded walks along indexes, in the order of the search.
 
 A walk finds the places (a time and an id) of matching runs in that order. The result also includes
-the last place that it examined, which shows how far the walk came.
+the last place that it examined, from which the search can continue.
 """
 
 from collections.abc import Sequence
@@ -106,20 +106,20 @@ class Walk:
         self._after = after
         self._order = "ASC" if query.oldest_first else "DESC"
 
-    def by_update(self, limit: int, examined: int) -> Statement:
+    def by_update(self, limit: int, depth: int) -> Statement:
         """Return a search along all runs."""
         matches = self._add_header(Conditions())
         self._add_group(matches)
-        return self._search(BY_UPDATE, matches, [self._bounds()], limit, examined)
+        return self._search(BY_UPDATE, matches, [self._bounds()], limit, depth)
 
-    def by_group(self, groups: Sequence[Group], limit: int, examined: int) -> Statement:
-        """Return a search along the runs of each group, examining up to `examined` of each."""
+    def by_group(self, groups: Sequence[Group], limit: int, depth: int) -> Statement:
+        """Return a search along the runs of each group, examining up to `depth` of each."""
         bounds = [self._bounds() for _ in groups]
         for conditions, group in zip(bounds, groups, strict=True):
             conditions.add(IN_GROUP, *group)
-        return self._search(BY_WORKFLOW, self._add_header(Conditions()), bounds, limit, examined)
+        return self._search(BY_WORKFLOW, self._add_header(Conditions()), bounds, limit, depth)
 
-    def by_tag(self, limit: int, examined: int) -> Statement:
+    def by_tag(self, limit: int, depth: int) -> Statement:
         """Return a search along the runs with a tag, by creation."""
         matches, bounds = self._add_header(Conditions()), Conditions()
         self._add_group(matches)
@@ -129,7 +129,7 @@ class Walk:
             matches.add(WITH_OTHER_TAG, tag_digest(tag))
         bounds.add(WITH_TAG, tag_digest(first))
         self._add_after(bounds, "tagged.created_at", "tagged.run")
-        return self._search(BY_TAG, matches, [bounds], limit, examined)
+        return self._search(BY_TAG, matches, [bounds], limit, depth)
 
     def by_id(self, low: str, high: str, limit: int) -> Statement:
         """Return a search among the runs whose stored ids are in a range."""
@@ -144,14 +144,14 @@ class Walk:
         matches: Conditions,
         bounds: Sequence[Conditions],
         limit: int,
-        examined: int,
+        depth: int,
     ) -> Statement:
         condition = self._statements.all(matches)
         walks = [
             (
-                self._bind(template, condition, bound, 0, examined),
+                self._bind(template, condition, bound, 0, depth),
                 limit,
-                self._bind(template, Statement(b"0"), bound, examined - 1, 1),
+                self._bind(template, Statement(b"0"), bound, depth - 1, 1),
             )
             for bound in map(self._statements.all, bounds)
         ]
@@ -175,8 +175,8 @@ class Walk:
 
     def _add_after(self, conditions: Conditions, time: str, id: str) -> None:
         if self._after is not None:
-            beyond = ">" if self._query.oldest_first else "<"
-            condition = f"{time} {beyond}= %s AND ({time} {beyond} %s OR {id} {beyond} %s)"
+            side = ">" if self._query.oldest_first else "<"
+            condition = f"{time} {side}= %s AND ({time} {side} %s OR {id} {side} %s)"
             at, key = self._after.time, self._prefix + self._after.id
             conditions.add(condition, at, at, key)
 

@@ -108,7 +108,7 @@ DELETE_ONE = """
 """
 
 # The statement for any batch consists of the parts it needs, because each part costs planning time.
-_LOCKED = """
+_LOCKED_RUNS = """
     WITH locked AS MATERIALIZED (
         SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
             (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded,
@@ -129,14 +129,14 @@ _LOCKED = """
         SELECT * FROM locked WHERE newest AND is_open
     )
 """
-_WRITTEN = """
+_WRITTEN_ENTRIES = """
     written AS (
         INSERT INTO {journal} (run, epoch, n, data)
         SELECT id, epoch, n, data FROM writable WHERE status IS NULL
         {extra}
     )
 """
-_CONSUMED = """
+_CONSUMED_MESSAGES = """
     matched AS MATERIALIZED (
         SELECT writable.id, consumes.seq
         FROM unnest((SELECT $12::bigint[]), (SELECT $13::bigint[])) AS consumes (i, seq)
@@ -185,7 +185,7 @@ _DELETED_RUNS = """
         DELETE FROM {runs} WHERE id = ANY (ARRAY(SELECT id FROM writable WHERE is_deleted))
     )
 """
-_RESTED = """
+_SETTLED_RUNS = """
     rested AS (
         UPDATE {runs} AS run SET
             snapshot = {json_of_data}, exact = {exact_of_data},
@@ -218,7 +218,7 @@ _RESTED = """
     )
 """
 
-_RETAGGED = """
+_RETAGGED_RUNS = """
     retagged AS MATERIALIZED (
         SELECT id, tags, created_at FROM rested WHERE is_retagged
     ), {replaced_tags}
@@ -289,10 +289,10 @@ class Writer:
         except DuplicateRow:
             row = await self._send(batch, repeated=True)
         verdicts = batch.verdicts(row)
-        judged = zip(batch.entries, verdicts, strict=True)
-        left = [entry for entry, verdict in judged if verdict is None]
-        later = iter(await self.write(left) if left else ())
-        return [next(later) if verdict is None else verdict for verdict in verdicts]
+        pairs = zip(batch.entries, verdicts, strict=True)
+        remaining = [entry for entry, verdict in pairs if verdict is None]
+        later_verdicts = iter(await self.write(remaining) if remaining else ())
+        return [next(later_verdicts) if verdict is None else verdict for verdict in verdicts]
 
     async def _send(self, batch: Batch, *, repeated: bool) -> Any:
         extra = "ON CONFLICT DO NOTHING" if repeated else ""
@@ -307,13 +307,13 @@ class Writer:
 @cache
 def _write_statement(needs: Needs) -> str:
     parts = {
-        _LOCKED: True,
-        _WRITTEN: needs.journal,
-        _CONSUMED: needs.consumes,
+        _LOCKED_RUNS: True,
+        _WRITTEN_ENTRIES: needs.journal,
+        _CONSUMED_MESSAGES: needs.consumes,
         _NOTHING_CONSUMED: not needs.consumes,
         _DELETED_ENTRIES: needs.rests or needs.deletes,
-        _RESTED: needs.rests,
-        _RETAGGED: needs.tags,
+        _SETTLED_RUNS: needs.rests,
+        _RETAGGED_RUNS: needs.tags,
         _DELETED_RUNS: needs.deletes,
     }
     return ",".join(part for part, is_needed in parts.items() if is_needed) + _VERDICTS

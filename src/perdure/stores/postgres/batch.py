@@ -36,11 +36,11 @@ class Batch:
         indexes: Sequence[int] = range(len(ids))
         if self._deciding is not None:
             indexes = [index for index, deciding in enumerate(self._deciding) if deciding == index]
-        self._sent = sorted(indexes, key=ids.__getitem__)
+        self._sent_indexes = sorted(indexes, key=ids.__getitem__)
 
     def columns(self) -> list[list[Any]]:
         """Return the columns that every entry has."""
-        entries = [self.entries[index] for index in self._sent]
+        entries = [self.entries[index] for index in self._sent_indexes]
         return [
             [self._prefix + entry.id for entry in entries],
             [entry.epoch for entry in entries],
@@ -50,7 +50,7 @@ class Batch:
 
     def rest_columns(self) -> list[list[Any]]:
         """Return the columns of rests."""
-        rests = [_columns_of(self.entries[index].rest) for index in self._sent]
+        rests = [_columns_of(self.entries[index].rest) for index in self._sent_indexes]
         return [list(column) for column in zip(*rests, strict=True)]
 
     def consume_columns(self) -> list[list[Any]]:
@@ -64,7 +64,7 @@ class Batch:
         verdicts: list[Verdict | None] = [Verdict.UNKNOWN] * len(self.entries)
         for verdict, positions in ((Verdict.ACCEPTED, accepted), (Verdict.FENCED, fenced)):
             for position in positions or ():
-                verdicts[self._sent[position - 1]] = verdict
+                verdicts[self._sent_indexes[position - 1]] = verdict
         for index, deciding in enumerate(self._deciding or ()):
             if deciding != index:
                 is_contained = deciding > index and verdicts[deciding] is Verdict.ACCEPTED
@@ -72,7 +72,7 @@ class Batch:
         return verdicts
 
     def _consumes(self) -> Iterator[tuple[int, int]]:
-        positions = {index: position for position, index in enumerate(self._sent, 1)}
+        positions = {index: position for position, index in enumerate(self._sent_indexes, 1)}
         for index, entry in enumerate(self.entries):
             deciding = index if self._deciding is None else self._deciding[index]
             if deciding >= index:
@@ -95,12 +95,12 @@ def _deciding_entries(entries: Sequence[Entry]) -> list[int] | None:
 
 def _needs_of(entries: Sequence[Entry]) -> Needs:
     rests = [entry.rest for entry in entries if entry.rest is not None]
-    stored = [rest for rest in rests if not rest.delete]
+    stored_rests = [rest for rest in rests if not rest.delete]
     return Needs(
         journal=len(rests) < len(entries),
-        rests=bool(stored),
-        tags=any(rest.tags is not None for rest in stored),
-        deletes=len(stored) < len(rests),
+        rests=bool(stored_rests),
+        tags=any(rest.tags is not None for rest in stored_rests),
+        deletes=len(stored_rests) < len(rests),
         consumes=any(entry.consumes for entry in entries),
     )
 

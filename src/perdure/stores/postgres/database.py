@@ -91,13 +91,13 @@ class Database:
             if _is_loss(connection, error):
                 message = f"connection lost in a transaction: {describe(error)}"
                 raise StoreUnavailable(
-                    f"PostgreSQL at {self.pool.where} is unavailable: {message}"
+                    f"PostgreSQL at {self.pool.location} is unavailable: {message}"
                 ) from error
             raise
         finally:
             await self.pool.release(connection, reusable=not transaction.is_open)
 
-    def joined(self, connection: Any) -> "Transaction":
+    def adopt(self, connection: Any) -> "Transaction":
         """Return a transaction that the caller has begun on a connection, and will end."""
         return Transaction(connection, self.translate_errors, self._timeout)
 
@@ -110,7 +110,7 @@ class Database:
             raise self._translate(error) from error
 
     def _translate(self, error: BaseException) -> Exception:
-        return translate(error, self.pool.where, self._table, self.pool.role)
+        return translate(error, self.pool.location, self._table, self.pool.role)
 
 
 def _is_loss(connection: Any, error: BaseException) -> bool:

@@ -32,7 +32,7 @@ _LOCKED_IN_RANGE = compose(
     """,
     in_range=_IN_RANGE,
 )
-_LEASED = """
+_LEASED_RUNS = """
     leased AS (
         UPDATE {runs} AS run SET
             {set_claimed}, owner = $1, wake_at = statement_timestamp() + $2::interval
@@ -53,7 +53,7 @@ CLAIM_ONE = compose(
     ), {leased}
     """,
     locked_in_range=_LOCKED_IN_RANGE,
-    leased=_LEASED,
+    leased=_LEASED_RUNS,
 )
 
 # The earliest runs over all ranges decide how many to lock in each. Locking up to the limit in
@@ -84,7 +84,7 @@ CLAIM = compose(
     ranges=_RANGES,
     in_range=_IN_RANGE,
     locked_in_range=_LOCKED_IN_RANGE,
-    leased=_LEASED,
+    leased=_LEASED_RUNS,
 )
 
 DUE = compose(
@@ -183,23 +183,25 @@ def ranges_of(drives: Sequence[Drivable], queues: Mapping[str, int]) -> list[Due
         first, last = max(drivable.first, 0), min(drivable.last, _NEWEST_VERSION)
         # Every Drivable of a workflow includes version 0.
         versions.setdefault(drivable.workflow, [(0, 0)]).append((first, last))
-    joined = [
+    by_workflow = [
         (workflow, first, last)
         for workflow, ranges in versions.items()
-        for first, last in _joined(ranges)
+        for first, last in _merge_ranges(ranges)
     ]
-    return [DueRange(queue, *range, most) for queue, most in queues.items() for range in joined]
+    return [
+        DueRange(queue, *range, most) for queue, most in queues.items() for range in by_workflow
+    ]
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge overlapping ranges: a run in two of them would be granted twice."""
-    joined: list[tuple[int, int]] = []
+    merged_ranges: list[tuple[int, int]] = []
     for first, last in sorted(range for range in ranges if range[0] <= range[1]):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        if merged_ranges and first <= merged_ranges[-1][1] + 1:
+            merged_ranges[-1] = (merged_ranges[-1][0], max(last, merged_ranges[-1][1]))
         else:
-            joined.append((first, last))
-    return joined
+            merged_ranges.append((first, last))
+    return merged_ranges
 
 
 def every_range(pairs: Sequence[tuple[str, str]], queues: Mapping[str, int]) -> list[DueRange]:

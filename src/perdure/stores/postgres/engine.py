@@ -21,7 +21,7 @@ class EnginePool:
 
     def __init__(self, engine: Any) -> None:
         url = check_engine(engine).url
-        self.where = f"{url.host or 'localhost'}/{url.database or ''}"
+        self.location = f"{url.host or 'localhost'}/{url.database or ''}"
         self._engine = engine
         self._checked_out: dict[Any, Any] = {}
 
@@ -39,11 +39,11 @@ class EnginePool:
     async def release(self, connection: Any, *, reusable: bool) -> None:
         """Return the connection to the engine's pool, which replaces one that is not reusable."""
         checked_out = self._checked_out.pop(connection)
-        # To the end: a connection that was half returned would be missing in the pool.
+        # Not cancelled halfway: the connection would then be missing in the pool.
         await asyncio.shield(_return(checked_out, reusable and not connection.is_closed()))
 
     async def connect(self) -> Any:
-        """Return a connection of the pool, which has one less until it is returned."""
+        """Return a connection of the pool, which has one fewer until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:
@@ -65,15 +65,15 @@ class EnginePool:
         try:
             return await self._engine.connect()
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
         except errors.DBAPIError as error:
             # SQLAlchemy's own error wraps that of its dialect, whose cause is the driver's.
-            raise translate(error.orig.__cause__ or error, self.where, "", self.role) from error
+            raise translate(error.orig.__cause__ or error, self.location, "", self.role) from error
         except errors.TimeoutError as error:
             message = f"the engine's pool has no free connection: {error}"
-            raise StoreUnavailable(f"PostgreSQL at {self.where}: {message}") from error
+            raise StoreUnavailable(f"PostgreSQL at {self.location}: {message}") from error
         except errors.SQLAlchemyError as error:
-            raise StoreError(f"PostgreSQL at {self.where} failed: {error}") from error
+            raise StoreError(f"PostgreSQL at {self.location} failed: {error}") from error
 
 
 async def _return(checked_out: Any, reusable: bool) -> None:

@@ -23,10 +23,10 @@ _NO_PREPARED_STATEMENTS = {
 }
 _UNSTORABLE = {
     "22021",  # text contains NUL
-    "22P02",  # jsonb: not JSON as it expects it
+    "22P02",  # jsonb: invalid JSON
     "22P05",  # jsonb: contains NUL or a lone surrogate
 }
-_DENIED = "42501"
+_ACCESS_DENIED = "42501"
 _DUPLICATE = "23505"
 
 
@@ -68,9 +68,9 @@ def is_conflict(error: BaseException) -> bool:
     return _code(error) in _CONFLICT
 
 
-def translate(error: BaseException, where: str, table: str, role: str) -> StoreError:
+def translate(error: BaseException, location: str, table: str, role: str) -> StoreError:
     """Return the driver's exception as a `StoreError` that says what to do next."""
-    at, message, code = f"PostgreSQL at {where}", describe(error), _code(error)
+    at, message, code = f"PostgreSQL at {location}", describe(error), _code(error)
     if is_unavailable(error):
         return StoreUnavailable(f"{at} is unavailable: {message}")
     if code == _DUPLICATE:
@@ -78,7 +78,7 @@ def translate(error: BaseException, where: str, table: str, role: str) -> StoreE
     if code in _NO_PREPARED_STATEMENTS:
         hint = "if it is behind a pooler, pass prepared_statements=False"
         return StoreError(f"{at} lost a prepared statement: {message}; {hint}")
-    if code == _DENIED:
+    if code == _ACCESS_DENIED:
         schema = table.rpartition(".")[0] or "public"
         return StoreError(
             f"{at} denied permission: {message}. As an administrator run: "

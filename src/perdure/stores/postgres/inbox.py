@@ -124,10 +124,12 @@ class Inboxes:
             index if dedup is None else first.setdefault((key, dedup), index)
             for index, (key, _, _, dedup) in enumerate(rows)
         ]
-        inserted = [index for index, original in enumerate(originals) if original == index]
-        outcomes = await self._insert([rows[index] for index in inserted])
-        found = {inserted[place - 1]: _Outcome(*outcome) for place, *outcome in outcomes}
-        return _receipts(messages, originals, found)
+        inserted_indexes = [index for index, original in enumerate(originals) if original == index]
+        outcomes = await self._insert([rows[index] for index in inserted_indexes])
+        outcome_of = {
+            inserted_indexes[place - 1]: _Outcome(*outcome) for place, *outcome in outcomes
+        }
+        return _receipts(messages, originals, outcome_of)
 
     async def _insert(self, rows: Sequence[_Row]) -> Sequence[Any]:
         # If repeated after a lost reply, a message without a dedup id would be there twice.
@@ -156,7 +158,7 @@ def _receipts(
     messages: Sequence[NewMessage], originals: Sequence[int], outcomes: dict[int, _Outcome]
 ) -> list[Receipt]:
     """Return a receipt for each message; counts of one run increase in the call's order."""
-    sent: dict[str, int] = {}
+    sent_counts: dict[str, int] = {}
     receipts: list[Receipt] = []
     for index, (message, original) in enumerate(zip(messages, originals, strict=True)):
         outcome = outcomes.get(original)
@@ -166,9 +168,9 @@ def _receipts(
             receipts.append(Receipt(Delivery.OVER))
         else:
             is_new = outcome.is_sent and original == index
-            sent[message.to] = sent.get(message.to, 0) + is_new
+            sent_counts[message.to] = sent_counts.get(message.to, 0) + is_new
             delivery = Delivery.DELIVERED if is_new else Delivery.DUPLICATE
-            receipts.append(Receipt(delivery, outcome.messages + sent[message.to]))
+            receipts.append(Receipt(delivery, outcome.messages + sent_counts[message.to]))
     return receipts
 
 

@@ -2,13 +2,13 @@
 
 from typing import Any, NamedTuple
 
-from perdure.stores._joining import no_transaction, unfit
+from perdure.stores._joining import no_transaction, unsuitable_connection
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.errors import load_driver
 
 _EXPECTED = "an asyncpg connection, or an AsyncSession or AsyncConnection on postgresql+asyncpg"
 
-WHERE = "SELECT current_database()::text, to_regclass($1)::oid::bigint"
+LOCATE_TABLE = "SELECT current_database()::text, to_regclass($1)::oid::bigint"
 
 
 class Place(NamedTuple):
@@ -22,14 +22,14 @@ async def join(connection: Any, database: Database, table: str, place: Place) ->
     """Return the transaction that is open on a connection to the store's tables."""
     driver = load_driver()
     if not isinstance(connection, driver.Connection | driver.pool.PoolConnectionProxy):
-        raise unfit(connection, _EXPECTED)
+        raise unsuitable_connection(connection, _EXPECTED)
     if not connection.is_in_transaction():
         raise no_transaction(connection)
-    transaction = database.joined(connection)
+    transaction = database.adopt(connection)
     # A statement for a missing table would abort the transaction; a table of the same name in
     # another schema would get a run that no worker finds.
-    [where] = await transaction.fetch(WHERE, table)
-    if Place(*where) != place:
-        expected = f"a connection to database {place.database!r}, in which {table} is that table"
-        raise unfit(connection, f"{expected} of the store")
+    [row] = await transaction.fetch(LOCATE_TABLE, table)
+    if Place(*row) != place:
+        expected = f"a connection to database {place.database!r}"
+        raise unsuitable_connection(connection, f"{expected} that sees the store's table {table}")
     return transaction

@@ -49,14 +49,14 @@ class Leases:
         if len(requests) == 1:
             return [await self._acquire_one(requests[0])]
         grants: list[Granted | None] = [None] * len(requests)
-        left = list(range(len(requests)))
-        while left:
+        remaining = list(range(len(requests)))
+        while remaining:
             # Of two requests for the same run, the first is served first, by its own statement.
-            first = {requests[index].id: index for index in reversed(left)}
-            granted = await self._acquire_distinct([requests[index] for index in first.values()])
+            first = {requests[index].id: index for index in reversed(remaining)}
+            new_grants = await self._acquire_distinct([requests[index] for index in first.values()])
             for id, index in first.items():
-                grants[index] = granted.get(id)
-            left = [index for index in left if first[requests[index].id] != index]
+                grants[index] = new_grants.get(id)
+            remaining = [index for index in remaining if first[requests[index].id] != index]
         return grants
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
@@ -122,8 +122,10 @@ class Leases:
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         """Extend the leases to `ttl` from now; return `None` for each that was lost."""
         rows = await self._fetch(self._statements.sql(RENEW), *self._columns(leases), ttl)
-        renewed = {(row["id"].removeprefix(self._prefix), row["epoch"]): row for row in rows}
-        return [_renewed(lease, renewed.get((lease.id, lease.epoch))) for lease in leases]
+        renewed_rows = {(row["id"].removeprefix(self._prefix), row["epoch"]): row for row in rows}
+        return [
+            _renewed_lease(lease, renewed_rows.get((lease.id, lease.epoch))) for lease in leases
+        ]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
         """Release the leases; the runs can be claimed at `wake_at`, or at once."""
@@ -132,51 +134,55 @@ class Leases:
     def _columns(
         self, leases: Sequence[Lease]
     ) -> tuple[Sequence[str], Sequence[str], Sequence[int]]:
-        ordered = sorted(leases, key=lambda lease: lease.id)
-        ids = [self._prefix + lease.id for lease in ordered]
-        return ids, [lease.owner for lease in ordered], [lease.epoch for lease in ordered]
+        sorted_leases = sorted(leases, key=lambda lease: lease.id)
+        ids = [self._prefix + lease.id for lease in sorted_leases]
+        return (
+            ids,
+            [lease.owner for lease in sorted_leases],
+            [lease.epoch for lease in sorted_leases],
+        )
 
     async def _acquire_one(self, request: LeaseRequest) -> Granted | None:
-        granted: dict[str, Granted] = {}
-        while not granted:
+        grants: dict[str, Granted] = {}
+        while not grants:
             if request.create is not None:
-                granted = await self._create([request])
-                if granted:
+                grants = await self._create([request])
+                if grants:
                     break
             if not request.existing:
                 return None
-            existing = await self._lease([request], granted)
+            existing = await self._lease([request], grants)
             # A run that was neither created nor found was deleted in the meantime.
             if existing or request.create is None:
                 break
-        return granted.get(request.id)
+        return grants.get(request.id)
 
     async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         requests = sorted(requests, key=lambda request: request.id)
-        granted: dict[str, Granted] = {}
+        grants: dict[str, Granted] = {}
         while requests:
-            granted |= await self._create(
+            grants |= await self._create(
                 [request for request in requests if request.create is not None]
             )
-            left = [
-                request for request in requests if request.existing and request.id not in granted
+            remaining = [
+                request for request in requests if request.existing and request.id not in grants
             ]
-            existing = await self._lease(left, granted)
+            existing = await self._lease(remaining, grants)
             # A run that was neither created nor found was deleted in the meantime.
             requests = [
                 request
-                for request in left
+                for request in remaining
                 if request.create is not None and request.id not in existing
             ]
-        return granted
+        return grants
 
     async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         if not requests:
             return {}
         rows = await self._insert([self._header(request) for request in requests])
         epochs = {key.removeprefix(self._prefix): epoch for key, epoch in rows}
-        created = [request for request in requests if request.id in epochs]
-        return {request.id: _created(request, epochs[request.id]) for request in created}
+        new_requests = [request for request in requests if request.id in epochs]
+        return {request.id: _created_grant(request, epochs[request.id]) for request in new_requests}
 
     async def _insert(self, headers: Sequence[tuple[object, ...]]) -> Sequence[Any]:
         [*values, tags, summary] = headers[0]
@@ -200,7 +206,7 @@ class Leases:
         )
 
     async def _lease(
-        self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
+        self, requests: Sequence[LeaseRequest], grants: dict[str, Granted]
     ) -> Collection[str]:
         """Add the grants of the runs that are free; return the ids of all runs that exist."""
         if not requests:
@@ -212,7 +218,7 @@ class Leases:
             [request.ttl for request in requests],
             [request.instead_of for request in requests],
         )
-        granted |= await self._read([row for row in rows if row["epoch"] is not None])
+        grants |= await self._read([row for row in rows if row["epoch"] is not None])
         return {row["existing"].removeprefix(self._prefix) for row in rows}
 
     async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
@@ -224,8 +230,8 @@ class Leases:
         the lease is outdated.
         """
         latest = {row["id"]: row for row in rows if row["clean"] and not row["stale"]}
-        if outdated := [row["id"] for row in rows if row["id"] not in latest]:
-            reread = await self._fetch(self._statements.sql(READ_LEASED), outdated)
+        if outdated_ids := [row["id"] for row in rows if row["id"] not in latest]:
+            reread = await self._fetch(self._statements.sql(READ_LEASED), outdated_ids)
             latest |= {row["id"]: row for row in reread}
         current = [row for row in rows if row["id"] in latest and _is_owned(row, latest[row["id"]])]
         grants = (self._grant(row, latest[row["id"]]) for row in current)
@@ -247,13 +253,13 @@ class Leases:
         )
 
 
-def _is_owned(leased: Any, latest: Any) -> bool:
+def _is_owned(row: Any, latest: Any) -> bool:
     # Compares the owner rather than the epoch: of two concurrent requests of one owner, the second
     # would otherwise make the first lose its grant.
-    return bool(latest["owner"] == leased["owner"] and latest["folded_epoch"] < leased["epoch"])
+    return bool(latest["owner"] == row["owner"] and latest["folded_epoch"] < row["epoch"])
 
 
-def _created(request: LeaseRequest, epoch: int) -> Grant:
+def _created_grant(request: LeaseRequest, epoch: int) -> Grant:
     assert request.create is not None
     # The first epoch of a run is the time of its creation.
     now = from_microseconds(epoch)
@@ -262,7 +268,7 @@ def _created(request: LeaseRequest, epoch: int) -> Grant:
     return Grant(lease, snapshot, now, created=True, version=request.version)
 
 
-def _renewed(lease: Lease, row: Any) -> Lease | None:
+def _renewed_lease(lease: Lease, row: Any) -> Lease | None:
     if row is None:
         return None
     return Lease(lease.id, lease.owner, lease.epoch, row["wake_at"], row["has_messages"])

@@ -10,7 +10,7 @@ from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import NAMED, UNNAMED
 
 # $1 is the store's prefix, and $2 the prefix of the engine's own runs.
-_LISTED = "starts_with(run.id, $1) AND NOT starts_with(run.id, $2)"
+_IS_LISTED = "starts_with(run.id, $1) AND NOT starts_with(run.id, $2)"
 
 # Rows that awaitly wrote have no status, and are never pruned.
 _OLD = compose(
@@ -18,7 +18,7 @@ _OLD = compose(
     run.status = ANY ($3::text[]) AND run.updated_at < statement_timestamp() - $4::interval
         AND {listed}
     """,
-    listed=_LISTED,
+    listed=_IS_LISTED,
 )
 
 
@@ -86,7 +86,7 @@ COUNT_BY_STATUS = compose(
     SELECT coalesce({status}, 'running'), count(*) FROM {runs} AS run
     WHERE {listed} GROUP BY 1
     """,
-    listed=_LISTED,
+    listed=_IS_LISTED,
 )
 
 # The wake time of a run that has an owner is when the owner's lease expires.
@@ -103,7 +103,7 @@ COUNT_BY_QUEUE = compose(
     ) AS queue
     WHERE due > 0 OR leased > 0
     """,
-    listed=_LISTED,
+    listed=_IS_LISTED,
 )
 
 
@@ -122,9 +122,9 @@ class Maintenance:
         """Delete old runs, skipping those that are locked; return how many."""
         old, values = await self._old(request)
         template = compose(COUNT_OLD if request.dry_run else PRUNE, found=old)
-        asked = (list(request.statuses), request.older_than, request.limit)
+        conditions = (list(request.statuses), request.older_than, request.limit)
         statement = self._statements.sql(template)
-        [(count,)] = await self._fetch(statement, *self._prefixes, *asked, *values)
+        [(count,)] = await self._fetch(statement, *self._prefixes, *conditions, *values)
         return int(count)
 
     async def stats(self) -> Stats:

@@ -71,7 +71,7 @@ class OwnPostgresPool(ConnectionPool):
                 server_settings=self._settings(),
             )
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
         self._connections.add(connection)
         return connection
 
@@ -119,10 +119,10 @@ class BorrowedPostgresPool(BorrowedPool):
         try:
             return await super().acquire()
         except driver_errors() as error:
-            raise translate(error, self.where, "", self.role) from error
+            raise translate(error, self.location, "", self.role) from error
 
     async def connect(self) -> Any:
-        """Return a connection of the pool; the pool has one less until it is returned."""
+        """Return a connection of the pool, which has one fewer until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:

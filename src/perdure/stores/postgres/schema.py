@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from perdure.stores._migrations import (
     Migration,
-    announced,
+    announce,
     check_table,
     pending,
     read_migrations,
@@ -82,7 +82,7 @@ class Schema:
         async with database.transaction() as transaction:
             await transaction.fetch(_LOCK, self._tables.table)
             await transaction.execute(self._tables.sql(_CREATE_MIGRATIONS_TABLE))
-            for migration in announced(await self._pending(transaction), self._tables.table):
+            for migration in announce(await self._pending(transaction), self._tables.table):
                 await transaction.execute(self._tables.sql(migration.script))
                 record = self._tables.sql(_RECORD_MIGRATION)
                 await transaction.fetch(record, migration.version, migration.name)

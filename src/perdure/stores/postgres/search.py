@@ -8,7 +8,7 @@ from perdure import codec
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
 from perdure.stores._prefix import end_of_prefix
-from perdure.stores._searching import EXAMINED, Found, Position
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult
 from perdure.stores.postgres.append import Fetch
 from perdure.stores.postgres.statements import Statements, compose
 from perdure.stores.postgres.walks import HEADER, HEADER_COLUMNS, Group, Walk
@@ -65,33 +65,33 @@ class Searches:
         self._statements = statements
         self._prefix = prefix
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Walk along the index that suits the query."""
         low, high = self._prefix + query.prefix, end_of_prefix(self._prefix + query.prefix)
-        walk = Walk(query, self._prefix, EXAMINED, after)
+        walk = Walk(query, self._prefix, MAX_EXAMINED, after)
         if query.tags:
             statement = walk.by_tag(query.tags[0], limit)
         elif high is not None and await self._is_selective(low, high):
             statement = walk.by_id(low, high, limit)
         elif query.statuses or query.workflows:
             groups = await self.groups(query.workflows, query.statuses)
-            walk = Walk(query, self._prefix, _examined(groups), after)
+            walk = Walk(query, self._prefix, _depth(groups), after)
             statement = walk.by_group(groups, limit)
         else:
             statement = walk.by_update(limit)
-        return self._found(await self._fetch_walk(walk, statement), limit)
+        return self._result(await self._fetch_walk(walk, statement), limit)
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
         """Return the summaries of runs with their revisions, in order."""
         keys = [self._prefix + id for id in ids]
         rows = await self._fetch(self._statements.sql(SUMMARIES), keys)
-        found = {row["id"]: self._summary(row, row["revision"]) for row in rows}
-        return [found.get(key) for key in keys]
+        summaries = {row["id"]: self._summary(row, row["revision"]) for row in rows}
+        return [summaries.get(key) for key in keys]
 
     async def counts(self, query: Query, cap: int) -> list[Count]:
         """Count the runs of each group, up to `cap`, along an index."""
         groups = await self.groups(query.workflows, query.statuses)
-        walk = Walk(query, self._prefix, max(_examined(groups), cap + 1))
+        walk = Walk(query, self._prefix, max(_depth(groups), cap + 1))
         rows = await self._fetch_walk(walk, walk.counts(groups))
         return [
             Count(workflow, status, min(count, cap), capped=count > cap or is_partial)
@@ -117,15 +117,15 @@ class Searches:
     async def _fetch_walk(self, walk: Walk, statement: str) -> Sequence[Any]:
         return await self._fetch(self._statements.sql(statement), *walk.values)
 
-    def _found(self, rows: Sequence[Any], limit: int) -> Found:
+    def _result(self, rows: Sequence[Any], limit: int) -> SearchResult:
         runs: list[RunSummary] = []
         for row in rows:
             if row["matches"]:
                 runs.append(self._summary(row))
             # Beyond the last place of any one group, the results are incomplete.
             if row["is_last"] and len(runs) < limit:
-                return Found(runs, Position(row["time"], self._id(row["id"])))
-        return Found(runs)
+                return SearchResult(runs, Position(row["time"], self._id(row["id"])))
+        return SearchResult(runs)
 
     def _summary(self, row: Any, revision: str = "") -> RunSummary:
         columns = {name: row[name] for name in HEADER_COLUMNS}
@@ -136,9 +136,9 @@ class Searches:
         return key.removeprefix(self._prefix)
 
 
-def _examined(groups: Sequence[Group]) -> int:
+def _depth(groups: Sequence[Group]) -> int:
     """Return how many runs of each group to examine, so that the total stays bounded."""
-    return max(1, EXAMINED // len(groups))
+    return max(1, MAX_EXAMINED // len(groups))
 
 
 def _names(array: str) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ CREATE_ONE = """
     RETURNING id, epoch
 """
 
-# Here and in the next one, {extra} is what `tags_added` returns.
+# In this statement and the next, {extra} is what `tags_added` returns.
 CREATE = """
     WITH created AS (
         INSERT INTO {runs} (

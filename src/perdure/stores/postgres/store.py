@@ -30,13 +30,13 @@ from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.postgres.append import Writer
 from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
 from perdure.stores.postgres.inbox import Inboxes
-from perdure.stores.postgres.joining import WHERE, Place, join
+from perdure.stores.postgres.joining import LOCATE_TABLE, Place, join
 from perdure.stores.postgres.keyvalue import KeyValueTable
 from perdure.stores.postgres.leases import Leases
 from perdure.stores.postgres.maintenance import Maintenance
@@ -119,7 +119,7 @@ class PostgresBackend:
                 synchronous_commit,
             )
         self._prepare(Statements(self._tables, snapshot_type, id_collation))
-        [place] = await self._database.fetch(WHERE, self._tables.names["runs"])
+        [place] = await self._database.fetch(LOCATE_TABLE, self._tables.names["runs"])
         self._place = Place(*place)
 
     def _prepare(self, statements: Statements) -> None:
@@ -177,10 +177,10 @@ class PostgresBackend:
             if settings := self._database.pool.user_session_settings:
                 await transaction.execute(settings)
             entry = await work(transaction.connection)
-            locked = await transaction.fetch(self._statements.sql(FENCE_LOCKED), key, epoch)
-            if locked and locked[0][1] != before[0][1]:
+            fence_rows = await transaction.fetch(self._statements.sql(FENCE_LOCKED), key, epoch)
+            if fence_rows and fence_rows[0][1] != before[0][1]:
                 raise StoreError(_ENDED_BY_USER)
-            if (verdict := _verdict(locked)) is Verdict.ACCEPTED:
+            if (verdict := _verdict(fence_rows)) is Verdict.ACCEPTED:
                 verdict = await self._write_in(transaction, key, entry)
             if verdict is not Verdict.ACCEPTED:
                 await transaction.roll_back()
@@ -211,7 +211,7 @@ class PostgresBackend:
             return await self._create(fetch, ENQUEUE, runs)
 
     async def enqueue_in(
-        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+        self, connection: Any, runs: Sequence[NewRun], *, in_transaction: bool
     ) -> Sequence[bool]:
         """Create the runs in one statement of the caller's transaction."""
         table = self._tables.names["runs"]
@@ -220,7 +220,7 @@ class PostgresBackend:
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
         """Return the merged snapshot as the caller's transaction sees it."""
-        transaction = self._database.joined(connection)
+        transaction = self._database.adopt(connection)
         rows = await transaction.fetch(self._statements.sql(LOAD), self._key(id))
         return read_run(id, *rows[0]) if rows else None
 
@@ -232,8 +232,8 @@ class PostgresBackend:
         *columns, tags, summaries = zip(*new, strict=True)
         statement = self._statements.sql(template, tags_added(tags))
         rows = await fetch(statement, *columns, tags, summaries)
-        created = {first[key] for (key,) in rows}
-        return [index in created for index in range(len(runs))]
+        created_indexes = {first[key] for (key,) in rows}
+        return [index in created_indexes for index in range(len(runs))]
 
     async def due(
         self,
@@ -277,7 +277,7 @@ class PostgresBackend:
         """Count the runs by status and queue."""
         return await self._maintenance.stats()
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find runs along the index that suits the query."""
         return await self._searches.search(query, limit, after)
 

@@ -34,13 +34,13 @@ _IN_GROUP = """
 NAMED = "{workflow} = searched.workflow AND" + _IN_GROUP
 UNNAMED = "searched.workflow IS NULL AND {workflow} IS NULL AND" + _IN_GROUP
 
-# A place on the way, among all runs that satisfy a condition.
+# The places of a walk along all runs that satisfy a condition.
 _ALONG = """
     SELECT run.updated_at AS time, run.id, {matches} AS matches
     FROM {source}
     WHERE {bounds}
     ORDER BY run.updated_at {order}, run.id {order}
-    LIMIT {examined}
+    LIMIT {depth}
 """
 
 # OFFSET keeps the planner from walking along another index, in the order of the search.
@@ -56,12 +56,12 @@ _ALONG_TAG = """
     FROM {tags} AS tagged
     WHERE tagged.tag = sha256(convert_to({tag}, 'UTF8')) AND {bounds}
     ORDER BY tagged.created_at {order}, tagged.run {order}
-    LIMIT {examined}
+    LIMIT {depth}
 """
 
 _FIRST = """
     SELECT * FROM (SELECT walked.*, row_number() OVER () AS n FROM ({walk}) AS walked) AS found
-    WHERE found.matches OR found.n = {examined}
+    WHERE found.matches OR found.n = {depth}
     LIMIT {limit}
 """
 
@@ -72,11 +72,11 @@ _IN_GROUPS = """
     CROSS JOIN LATERAL ({places}) AS found
 """
 _COUNT = """
-    SELECT count(*) FILTER (WHERE walked.matches), count(*) = {examined} FROM ({walk}) AS walked
+    SELECT count(*) FILTER (WHERE walked.matches), count(*) = {depth} FROM ({walk}) AS walked
 """
 
 _WITH_HEADERS = """
-    SELECT found.time, found.id, found.matches, found.n = {examined} AS is_last, run.*
+    SELECT found.time, found.id, found.matches, found.n = {depth} AS is_last, run.*
     FROM (
         SELECT * FROM ({places}) AS found
         ORDER BY found.time {order}, found.id {order}
@@ -101,18 +101,18 @@ class Group(NamedTuple):
 class Walk:
     """Writes the SQL of one search, which refers to `values`.
 
-    `examined` is the maximum number of runs it examines; per group, if it walks along several.
+    `depth` is the maximum number of runs it examines; per group, if it walks along several.
     """
 
     def __init__(
-        self, query: Query, prefix: str, examined: int, after: Position | None = None
+        self, query: Query, prefix: str, depth: int, after: Position | None = None
     ) -> None:
         self.values: list[object] = []
         self._query = query
         self._prefix = prefix
         self._after = after
         self._parts = {
-            "examined": self._bind(examined),
+            "depth": self._bind(depth),
             "order": "ASC" if query.oldest_first else "DESC",
         }
         self._filters = [*self._by_header()]
@@ -132,9 +132,9 @@ class Walk:
         tags = f"run.tags ?& {self._bind(list(self._query.tags))}::text[]"
         walk = compose(
             _ALONG_TAG,
-            matches=_all([tags, *self._filters, *self._by_group(), *self._updated()]),
+            matches=_all([tags, *self._filters, *self._by_group(), *self._update_conditions()]),
             tag=self._bind(tag),
-            bounds=_all(self._continued("tagged.created_at, tagged.run")),
+            bounds=_all(self._after_conditions("tagged.created_at, tagged.run")),
         )
         return self._with_headers(self._first(walk, limit))
 
@@ -174,15 +174,15 @@ class Walk:
         return f"${len(self.values)}"
 
     def _bounds(self) -> list[str]:
-        return [*self._updated(), *self._continued("run.updated_at, run.id")]
+        return [*self._update_conditions(), *self._after_conditions("run.updated_at, run.id")]
 
-    def _updated(self) -> Iterator[str]:
+    def _update_conditions(self) -> Iterator[str]:
         if self._query.since is not None:
             yield f"run.updated_at >= {self._bind(self._query.since)}"
         if self._query.until is not None:
             yield f"run.updated_at < {self._bind(self._query.until)}"
 
-    def _continued(self, place: str) -> Iterator[str]:
+    def _after_conditions(self, place: str) -> Iterator[str]:
         if self._after is not None:
             time, id = self._bind(self._after.time), self._bind(self._prefix + self._after.id)
             yield f"({place}) {'>' if self._query.oldest_first else '<'} ({time}, {id})"

@@ -40,7 +40,7 @@ class _InQueue(Protocol):
 Q = TypeVar("Q", bound=_InQueue)
 
 
-class _Wanted(NamedTuple):
+class _RunFilter(NamedTuple):
     """Which runs to find: how many, in which shards, of which queues and workflows."""
 
     shards: Sequence[int]
@@ -63,8 +63,8 @@ class Claims:
         queues: Mapping[str, int],
     ) -> Sequence[DueRun]:
         """Return due runs, earliest first."""
-        parts = self._due(_Wanted((), limit, queues, _ranges(drives)), now)
-        return _earliest(await _concatenated(parts), limit, queues)
+        parts = self._due(_RunFilter((), limit, queues, _ranges(drives)), now)
+        return _earliest(await _concatenate(parts), limit, queues)
 
     async def claim(
         self,
@@ -75,8 +75,8 @@ class Claims:
         queues: Mapping[str, int],
     ) -> Sequence[ClaimedRun]:
         """Return the replies with the grants of due runs, earliest first."""
-        wanted = _Wanted(self._runs.groups[0], limit, queues, _ranges(drives))
-        shares = await self._shares(wanted) if self._runs.is_sharded else [wanted]
+        run_filter = _RunFilter(self._runs.groups[0], limit, queues, _ranges(drives))
+        shares = await self._shares(run_filter) if self._runs.is_sharded else [run_filter]
         claims = [
             self._collect(scripts.CLAIM, share, read_claimed_run, owner, ttl, repeatable=False)
             for share in shares
@@ -90,11 +90,11 @@ class Claims:
         names: list[str] = []
         page = max(limit, _FEWEST_QUEUES)
         while len(names) < limit:
-            found = await self._queues(now, page, low, high)
-            names += await self._with_runs(found, now)
-            if len(found) < page:
+            candidates = await self._queues(now, page, low, high)
+            names += await self._with_runs(candidates, now)
+            if len(candidates) < page:
                 break
-            low = found[-1] + "\x01"
+            low = candidates[-1] + "\x01"
         return names[:limit]
 
     async def _queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
@@ -124,52 +124,54 @@ class Claims:
     async def _with_runs(self, queues: Sequence[str], now: int) -> Sequence[str]:
         """Return the queues that have due runs of this prefix."""
         due = await self.due(now, len(queues), None, dict.fromkeys(queues, 1)) if queues else ()
-        found = {run.queue for run in due}
-        return [queue for queue in queues if queue in found]
+        due_queues = {run.queue for run in due}
+        return [queue for queue in queues if queue in due_queues]
 
-    async def _shares(self, wanted: _Wanted) -> Sequence[_Wanted]:
+    async def _shares(self, run_filter: _RunFilter) -> Sequence[_RunFilter]:
         """Return which of the earliest due runs are in each shard."""
-        due = _earliest(await _available(self._due(wanted, "")), wanted.limit, wanted.queues)
+        due = _earliest(
+            await _available(self._due(run_filter, "")), run_filter.limit, run_filter.queues
+        )
         shares: dict[int, Counter[str]] = {}
         for run in due:
             shares.setdefault(shard_of(run.id), Counter())[run.queue] += 1
         return [
-            _Wanted((shard,), queues.total(), queues, wanted.drives)
+            _RunFilter((shard,), queues.total(), queues, run_filter.drives)
             for shard, queues in shares.items()
         ]
 
-    def _due(self, wanted: _Wanted, now: Value) -> Sequence[Awaitable[Sequence[DueRun]]]:
+    def _due(self, run_filter: _RunFilter, now: Value) -> Sequence[Awaitable[Sequence[DueRun]]]:
         """Return the due runs of each group of shards, with the given time or "" for now."""
         return [
-            self._collect(scripts.DUE, wanted._replace(shards=shards), read_due_run, now)
+            self._collect(scripts.DUE, run_filter._replace(shards=shards), read_due_run, now)
             for shards in self._runs.groups
         ]
 
     async def _collect(
         self,
         script: Script,
-        wanted: _Wanted,
+        run_filter: _RunFilter,
         read: Callable[[Any], Q],
         *values: Value,
         repeatable: bool = True,
     ) -> Sequence[Q]:
-        """Return the runs of a script that may stop early, and is then continued."""
-        keys = [self._runs.keys.wakes(shard) for shard in wanted.shards]
-        found: list[Q] = []
-        mark, left = _START, wanted.queues
-        while len(found) < wanted.limit and left:
-            request = _request(left, wanted.drives)
-            head = (wanted.limit - len(found), self._runs.prefix, *mark, request)
-            [(stopped, some)] = await self._runs.server.run(
+        """Return the runs that a script finds; a script that stops early is called again."""
+        keys = [self._runs.keys.wakes(shard) for shard in run_filter.shards]
+        runs: list[Q] = []
+        mark, quotas = _START, run_filter.queues
+        while len(runs) < run_filter.limit and quotas:
+            request = _request(quotas, run_filter.drives)
+            head = (run_filter.limit - len(runs), self._runs.prefix, *mark, request)
+            [(stop, some)] = await self._runs.server.run(
                 script, [Call(keys, (*head, *values))], repeatable=repeatable
             )
-            found += map(read, some)
-            if stopped is None:
+            runs += map(read, some)
+            if stop is None:
                 break
-            mark = stopped
+            mark = stop
             # Counter subtraction drops the queues whose limits are used up.
-            left = Counter(wanted.queues) - Counter(run.queue for run in found)
-        return found
+            quotas = Counter(run_filter.queues) - Counter(run.queue for run in runs)
+        return runs
 
 
 def _ranges(
@@ -193,16 +195,16 @@ def _request(
 
 def _earliest(runs: Sequence[DueRun], limit: int, queues: Mapping[str, int]) -> Sequence[DueRun]:
     """Return the earliest runs of several groups of shards, within the limits of their queues."""
-    left = Counter(queues)
+    quotas = Counter(queues)
     earliest: list[DueRun] = []
     for run in sorted(runs):
-        if len(earliest) < limit and left[run.queue] > 0:
-            left[run.queue] -= 1
+        if len(earliest) < limit and quotas[run.queue] > 0:
+            quotas[run.queue] -= 1
             earliest.append(run)
     return earliest
 
 
-async def _concatenated(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
+async def _concatenate(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
     if len(parts) == 1:
         return await parts[0]
     return [run for part in await asyncio.gather(*parts) for run in part]

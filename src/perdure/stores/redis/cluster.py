@@ -33,9 +33,9 @@ class ClusterLink:
     is_sharded = True
 
     def __init__(
-        self, make_node: Callable[[Address], NodeLink], seeds: Sequence[Address], *, where: str
+        self, make_node: Callable[[Address], NodeLink], seeds: Sequence[Address], *, location: str
     ) -> None:
-        self.where = where
+        self.location = location
         self._make_node = make_node
         self._seeds = seeds
         self._nodes: dict[Address, NodeLink] = {}
@@ -49,12 +49,12 @@ class ClusterLink:
         routes = [self._primary(command) for command in commands]
         replies = await self._send_by(routes, commands)
         for _ in range(_MAX_REDIRECTIONS):
-            redirected = [n for n, reply in enumerate(replies) if _is_redirection(reply)]
-            if not redirected:
+            indexes = [n for n, reply in enumerate(replies) if _is_redirection(reply)]
+            if not indexes:
                 break
-            again = [commands[n] for n in redirected]
-            new_replies = await self._follow([replies[n] for n in redirected], again)
-            for n, reply in zip(redirected, new_replies, strict=True):
+            new_commands = [commands[n] for n in indexes]
+            new_replies = await self._follow([replies[n] for n in indexes], new_commands)
+            for n, reply in zip(indexes, new_replies, strict=True):
                 replies[n] = reply
         if any(isinstance(reply, Exception) and is_unavailable(reply) for reply in replies):
             self._slots = ()
@@ -166,11 +166,11 @@ class ClusterLink:
         raise failure
 
 
-def _slot_range(row: Sequence[Any], asked: Address) -> _SlotRange:
+def _slot_range(row: Sequence[Any], source: Address) -> _SlotRange:
     first, last, (host, port, *_) = row[:3]
     # A node that does not know its own name is known by the name under which it was reached.
     name = host.decode() if host else "?"
-    return _SlotRange(int(first), int(last), (asked[0] if name in ("", "?") else name, int(port)))
+    return _SlotRange(int(first), int(last), (source[0] if name in ("", "?") else name, int(port)))
 
 
 def _key_of(command: Command) -> bytes:

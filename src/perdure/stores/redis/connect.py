@@ -22,25 +22,25 @@ def open_link(
     driver = load_driver()
     check_int(max_connections, "max_connections")
     if isinstance(client, driver.RedisCluster):
-        return _with_settings_of(client, max_connections)
+        return _cluster_client_link(client, max_connections)
     if isinstance(client, driver.Redis):
-        return _over(client, max_connections)
+        return _client_link(client, max_connections)
     if client is not None:
         expected = "a redis.asyncio.Redis or a redis.asyncio.RedisCluster"
         raise InvalidArgument("client", client, expected)
     if not isinstance(url, str) or "://" not in url:
         raise InvalidArgument("url", url, 'a URL such as "redis://localhost:6379/0", or a client=')
     seconds = parse_duration(timeout, "timeout").total_seconds()
-    return _to_url(url, cluster=cluster, max_connections=max_connections, timeout=seconds)
+    return _url_link(url, cluster=cluster, max_connections=max_connections, timeout=seconds)
 
 
-def _to_url(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Link:
+def _url_link(url: str, *, cluster: bool, max_connections: int, timeout: float) -> Link:
     driver = load_driver()
     from redis.backoff import NoBackoff
 
     scheme, _, rest = url.partition("://")
     plain = f"{scheme.removesuffix(_CLUSTER)}://{rest}"
-    where = rest.rpartition("@")[2].partition("?")[0] or url
+    location = rest.rpartition("@")[2].partition("?")[0] or url
     options = {
         # One more than commands use, to listen for notifications.
         "max_connections": max_connections + 1,
@@ -55,35 +55,37 @@ def _to_url(url: str, *, cluster: bool, max_connections: int, timeout: float) ->
 
     if not (cluster or scheme.endswith(_CLUSTER)):
         return NodeLink(
-            make_pool, where=where, limit=max_connections, is_ours=True, timeout=timeout
+            make_pool, location=location, limit=max_connections, is_ours=True, timeout=timeout
         )
     pool = make_pool()
     settings: dict[str, Any] = {"host": "localhost", "port": 6379, **pool.connection_kwargs}
     seed = (settings["host"], settings["port"])
-    return _cluster(pool.connection_class, settings, [seed], where, max_connections, timeout)
+    return _cluster_link(
+        pool.connection_class, settings, [seed], location, max_connections, timeout
+    )
 
 
-def _over(client: Any, max_connections: int) -> NodeLink:
+def _client_link(client: Any, max_connections: int) -> NodeLink:
     pool = client.connection_pool
     limit = max(1, min(max_connections, pool.max_connections - 1))
-    where = "the client that was passed in"
-    return NodeLink(lambda: pool, where=where, limit=limit, is_ours=False)
+    location = "the client that was passed in"
+    return NodeLink(lambda: pool, location=location, limit=limit, is_ours=False)
 
 
-def _with_settings_of(client: Any, max_connections: int) -> ClusterLink:
+def _cluster_client_link(client: Any, max_connections: int) -> ClusterLink:
     nodes = [*client.nodes_manager.startup_nodes.values()]
     seeds = [(node.host, int(node.port)) for node in nodes]
     limit = max(1, min(max_connections, nodes[0].max_connections - 1))
-    where = ", ".join(f"{host}:{port}" for host, port in seeds)
+    location = ", ".join(f"{host}:{port}" for host, port in seeds)
     settings = nodes[0].connection_kwargs
-    return _cluster(nodes[0].connection_class, settings, seeds, where, limit)
+    return _cluster_link(nodes[0].connection_class, settings, seeds, location, limit)
 
 
-def _cluster(
+def _cluster_link(
     kind: Any,
     settings: dict[str, Any],
     seeds: list[Address],
-    where: str,
+    location: str,
     limit: int,
     timeout: float | None = None,
 ) -> ClusterLink:
@@ -96,7 +98,7 @@ def _cluster(
         def make_pool() -> Any:
             return driver.ConnectionPool(kind, max_connections=limit + 1, **options)
 
-        where = f"{host}:{port}"
-        return NodeLink(make_pool, where=where, limit=limit, is_ours=True, timeout=timeout)
+        location = f"{host}:{port}"
+        return NodeLink(make_pool, location=location, limit=limit, is_ours=True, timeout=timeout)
 
-    return ClusterLink(make_node, seeds, where=where)
+    return ClusterLink(make_node, seeds, location=location)

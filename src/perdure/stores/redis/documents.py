@@ -45,7 +45,7 @@ class RedisDocuments(KeyValueBackend):
         return bool(count)
 
     async def keys(self, prefix: str) -> list[str]:
-        # The prefix has an end: it begins with a digit.
+        # `end_of_prefix` is never `None` here, because the prefix begins with a digit.
         bounds = [prefix, end_of_prefix(prefix) or ""]
         calls = [Call([self._keys.documents(shard)], bounds) for shard in range(SHARDS)]
         replies = await self._server.run(scripts.DOCUMENTS, calls)

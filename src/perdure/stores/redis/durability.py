@@ -18,7 +18,11 @@ _SETTINGS = (
     "maxmemory-policy",
     "min-replicas-to-write",
 )
-_REQUIRED = {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
+_REQUIRED_SETTINGS = {
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+}
 
 _FSYNC = {
     "always": "a write is on the primary's disk before the reply; a power failure loses nothing",
@@ -35,7 +39,7 @@ class DurabilityReport:
     all their values.
     """
 
-    where: str
+    location: str
     version: str
     primaries: int
     replicas: int | None
@@ -44,7 +48,7 @@ class DurabilityReport:
 
     def __str__(self) -> str:
         servers = "one primary" if self.primaries == 1 else f"{self.primaries} primaries"
-        head = f"Redis {self.version} at {self.where}: {servers}"
+        head = f"Redis {self.version} at {self.location}: {servers}"
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
         return "\n".join([head, settings, *(f"- {guarantee}" for guarantee in self.guarantees)])
 
@@ -58,8 +62,8 @@ async def durability_report(server: Server) -> DurabilityReport:
     ]
     replicas = _sum([fields.get("connected_slaves") for fields in replication])
     return DurabilityReport(
-        where=server.link.where,
-        version=_joined([fields.get("redis_version", UNKNOWN) for fields in servers]),
+        location=server.link.location,
+        version=_join([fields.get("redis_version", UNKNOWN) for fields in servers]),
         primaries=len(servers),
         replicas=replicas,
         settings=settings,
@@ -70,23 +74,23 @@ async def durability_report(server: Server) -> DurabilityReport:
 async def require_durability(server: Server) -> None:
     """Raise `StoreError` unless the server's replies survive a power failure."""
     settings = await _settings(server)
-    wrong = [name for name, expected in _REQUIRED.items() if settings[name] != expected]
+    wrong = [name for name, expected in _REQUIRED_SETTINGS.items() if settings[name] != expected]
     problems = [f"{name} is {settings[name]}" for name in wrong]
-    remedies = [f"CONFIG SET {name} {_REQUIRED[name]}" for name in wrong]
+    remedies = [f"CONFIG SET {name} {_REQUIRED_SETTINGS[name]}" for name in wrong]
     if _may_evict(settings):
         problems.append(f"maxmemory-policy is {settings['maxmemory-policy']}, which evicts runs")
         remedies.append("CONFIG SET maxmemory-policy noeviction")
     if problems:
         raise StoreError(
-            f"Redis at {server.link.where} does not guarantee that writes survive a power failure: "
-            f"{'; '.join(problems)}. Run: {'; '.join(remedies)}; CONFIG REWRITE. Or pass "
+            f"Redis at {server.link.location} does not guarantee that writes survive a power "
+            f"failure: {'; '.join(problems)}. Run: {'; '.join(remedies)}; CONFIG REWRITE. Or pass "
             'durability="normal" to accept what the server guarantees'
         )
 
 
 async def _settings(server: Server) -> dict[str, str]:
     return {
-        name: _joined(
+        name: _join(
             [_setting(reply) for reply in await server.send_everywhere(("CONFIG", "GET", name))]
         )
         for name in _SETTINGS
@@ -111,7 +115,7 @@ def _fields(reply: Any) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-def _joined(values: Sequence[str]) -> str:
+def _join(values: Sequence[str]) -> str:
     return " / ".join(sorted(set(values)))
 
 

@@ -68,10 +68,10 @@ def is_not_executed(error: BaseException) -> bool:
     )
 
 
-def translate(error: BaseException, where: str, seconds: float = 0.0) -> StoreError:
+def translate(error: BaseException, location: str, seconds: float = 0.0) -> StoreError:
     """Return the driver's error as a `StoreError` that says what to do next."""
     redis = load_exceptions()
-    at = f"Redis at {where}"
+    at = f"Redis at {location}"
     message = str(error) or type(error).__name__
     if is_unavailable(error):
         return StoreUnavailable(f"{at} is unavailable, tried for {seconds:.1f}s: {message}")

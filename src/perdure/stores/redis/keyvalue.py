@@ -40,8 +40,8 @@ class KeyValueStrings(KeyValueBackend):
             await self._server.send([("SET", key, value, "PX", ttl // MILLISECOND)])
 
     async def delete(self, key: str) -> bool:
-        [deleted] = await self._server.send([("DEL", key)])
-        return bool(deleted)
+        [count] = await self._server.send([("DEL", key)])
+        return bool(count)
 
     async def exists(self, key: str) -> bool:
         [count] = await self._server.send([("EXISTS", key)])
@@ -52,8 +52,8 @@ class KeyValueStrings(KeyValueBackend):
 
     async def replace(self, key: str, old: str | None, new: str | None) -> bool:
         call = Call([key.encode()], [optional(old), optional(new)])
-        [replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
-        return bool(replaced)
+        [was_replaced] = await self._server.run(scripts.REPLACE, [call], repeatable=False)
+        return bool(was_replaced)
 
 
 class RedisKeyValue(DatabaseKeyValue):

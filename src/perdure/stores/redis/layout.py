@@ -28,12 +28,12 @@ async def ensure_layout(server: Server, keys: Keys) -> None:
     calls = [Call([mark], ()) for mark in keys.marks]
     marks = await server.run(scripts.LAYOUT, calls)
     newest = max(int(layout) for layout, _ in marks)
-    check_layout(f"Redis at {server.link.where}", newest, LAYOUT, alternative="namespace")
+    check_layout(f"Redis at {server.link.location}", newest, LAYOUT, alternative="namespace")
     moving = [call for call, (_, is_moving) in zip(calls, marks, strict=True) if is_moving]
     if moving:
-        logger.info("upgrading the runs at %s to layout %d", server.link.where, LAYOUT)
+        logger.info("upgrading the runs at %s to layout %d", server.link.location, LAYOUT)
         await _move(server, moving)
-        logger.info("upgraded the runs at %s to layout %d", server.link.where, LAYOUT)
+        logger.info("upgraded the runs at %s to layout %d", server.link.location, LAYOUT)
 
 
 async def _move(server: Server, calls: list[Call]) -> None:

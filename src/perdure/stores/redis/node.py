@@ -18,14 +18,17 @@ _CLOSE_TIMEOUT = 2.0
 def pack(command: Command) -> bytes:
     """Return a command in the wire format; the driver is much slower for many values."""
     words = [word if isinstance(word, bytes) else str(word).encode() for word in command]
-    packed = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-    return b"*%d\r\n%b" % (len(words), packed)
+    body = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"*%d\r\n%b" % (len(words), body)
 
 
 class Link(Protocol):
-    """Sends commands. With `is_sharded`, one command must not have keys of two shards."""
+    """Sends commands. With `is_sharded`, one command must not have keys of two shards.
 
-    where: str
+    `location` names the server in errors.
+    """
+
+    location: str
     is_sharded: bool
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
@@ -58,8 +61,8 @@ class NodeLink:
 
     Commands are sent on a connection and not by the driver's client, which would repeat a command
     whose reply was lost, even one that must not be executed twice. `timeout` is how many seconds a
-    reply may take, `None` if the driver limits that: for each command that it sends, it would start
-    a task.
+    reply may take; `None` leaves that to the driver, whose own timeout creates a task for each
+    command.
     """
 
     is_sharded = False
@@ -68,12 +71,12 @@ class NodeLink:
         self,
         make_pool: Callable[[], Any],
         *,
-        where: str,
+        location: str,
         limit: int,
         is_ours: bool,
         timeout: float | None = None,
     ) -> None:
-        self.where = where
+        self.location = location
         self._make_pool = make_pool
         self._limit = limit
         self._is_ours = is_ours

@@ -24,7 +24,7 @@ from perdure.store import (
     RunSummary,
 )
 from perdure.stores._backend import Ownership
-from perdure.stores._reading import Granted, merged, read_grant, reading
+from perdure.stores._reading import Granted, merge_journal, read_grant, reading
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.redis.node import Value
 
@@ -105,7 +105,7 @@ def read_snapshot(id: str, content: bytes) -> Snapshot:
     """Return the merged snapshot of a run's content."""
     with reading(id):
         parts: Any = codec.loads(b"[%s]" % content)
-        return merged(*parts or [None])
+        return merge_journal(*parts or [None])
 
 
 def read_messages(reply: Sequence[bytes]) -> tuple[Message, ...]:
@@ -131,7 +131,7 @@ def read_receipts(reply: bytes) -> Sequence[Receipt]:
     return [Receipt(_DELIVERIES[word[:1]], int(word[1:])) for word in reply.split()]
 
 
-class Created(NamedTuple):
+class CreatedRun(NamedTuple):
     """The epoch of a run that was created, and when."""
 
     epoch: int
@@ -147,16 +147,16 @@ def read_acquired(reply: Sequence[Any]) -> Sequence[Any]:
         if word == b"-":
             answers.append(None)
         else:
-            answers.append(next(remaining) if word == b"+" else Created(int(word), now))
+            answers.append(next(remaining) if word == b"+" else CreatedRun(int(word), now))
     return answers
 
 
-def created_grant(created: Created, request: LeaseRequest) -> Grant:
+def created_grant(run: CreatedRun, request: LeaseRequest) -> Grant:
     """Return the grant of a run that was created."""
     assert request.create is not None
-    lease = Lease(request.id, request.owner, created.epoch, created.now + request.ttl)
+    lease = Lease(request.id, request.owner, run.epoch, run.now + request.ttl)
     snapshot = codec.loads(request.create)
-    return Grant(lease, snapshot, created.now, created=True, version=request.version)
+    return Grant(lease, snapshot, run.now, created=True, version=request.version)
 
 
 class ClaimedRun(NamedTuple):
@@ -229,13 +229,12 @@ def as_due(run: DueRun, prefix: str) -> Due:
 
 def read_summary(description: bytes, prefix: str, revision: str = "") -> RunSummary:
     """Return a run that was described."""
-    id, status, workflow, updated, created, wake, owner, queue, version, takeovers, *others = (
-        description.split(b"\0", 12)
-    )
-    tags, awaits, summary = others
+    fields = description.split(b"\0", 12)
+    id, status, workflow, updated_at, created_at, wake_at, owner, *others = fields
+    queue, version, takeovers, tags, awaits, summary = others
     return RunSummary(
         id=id.decode()[len(prefix) :],
-        updated_at=from_microseconds(int(updated)),
+        updated_at=from_microseconds(int(updated_at)),
         status=cast(RunStatus, status.decode()),
         workflow=workflow[1:].decode() if workflow else None,
         owner=owner.decode() or None,
@@ -243,8 +242,8 @@ def read_summary(description: bytes, prefix: str, revision: str = "") -> RunSumm
         queue=queue.decode(),
         tags=_read_texts(tags),
         summary=summary,
-        created_at=_read_time(created),
-        wake_at=_read_time(wake),
+        created_at=_read_time(created_at),
+        wake_at=_read_time(wake_at),
         awaits=_read_texts(awaits),
         takeovers=int(takeovers),
         revision=revision,

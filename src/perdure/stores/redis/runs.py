@@ -37,7 +37,7 @@ class Runs:
         replies = await self.server.send_everywhere(("TIME",))
         for reply in replies:
             if isinstance(reply, Exception):
-                raise translate(reply, self.server.link.where) from reply
+                raise translate(reply, self.server.link.location) from reply
         return min(int(seconds) * 1_000_000 + int(rest) for seconds, rest in replies)
 
     async def one(self, script: Script, id: str, *values: Value) -> Any:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from perdure.store import Query, RunSummary
 from perdure.stores._prefix import end_of_prefix
 from perdure.stores._searching import (
-    EXAMINED,
-    Found,
+    MAX_EXAMINED,
     Position,
+    SearchResult,
     find,
     position_of,
     shows_system_runs,
@@ -51,14 +51,14 @@ class _Walk:
 
     keys: Sequence[bytes]
     mark: _Mark | None
-    left: int
+    remaining: int
     runs: list[RunSummary] = field(default_factory=list)
 
     def add(self, reply: Sequence[Any], prefix: str) -> None:
         """Add what one call found."""
-        stopped, examined, descriptions = reply
-        self.mark = None if stopped is None else _Mark(int(stopped[0]), stopped[1])
-        self.left -= examined
+        stop, examined_count, descriptions = reply
+        self.mark = None if stop is None else _Mark(int(stop[0]), stop[1])
+        self.remaining -= examined_count
         self.runs += [read_summary(each, prefix) for each in descriptions]
 
 
@@ -69,14 +69,14 @@ class Searches:
         self._runs = runs
         self._prefix = runs.prefix
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find up to `limit` runs."""
         if self._prefix + query.prefix:
             few = await self._few(query.prefix)
             if few is not None:
                 return find(few, query, limit, after)
         walks = await self._walk(query, limit, after)
-        return self._found(query, limit, walks)
+        return self._combine(query, limit, walks)
 
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
         """Return runs by id."""
@@ -100,7 +100,7 @@ class Searches:
             replies = await self._runs.server.run(scripts.SEARCH, calls)
             for walk, reply in zip(active, replies, strict=True):
                 walk.add(reply, self._prefix)
-            active = [walk for walk in active if walk.mark is not None and walk.left > 0]
+            active = [walk for walk in active if walk.mark is not None and walk.remaining > 0]
         return walks
 
     def _walks(self, after: Position | None) -> Sequence[_Walk]:
@@ -108,18 +108,18 @@ class Searches:
         start = None
         if after is not None:
             start = _Mark(to_microseconds(after.time), (self._prefix + after.id).encode())
-        most = EXAMINED // len(self._runs.groups)
+        most = MAX_EXAMINED // len(self._runs.groups)
         groups = [[self._runs.keys.lists(shard) for shard in group] for group in self._runs.groups]
         return [_Walk(keys, start, most) for keys in groups]
 
     def _call(self, query: Query, limit: int, walk: _Walk) -> Call:
         mark: tuple[Value, Value] = ("", "") if walk.mark is None else walk.mark
-        hidden = "" if shows_system_runs(query) else self._prefix + "~"
+        hidden_prefix = "" if shows_system_runs(query) else self._prefix + "~"
         values = (
             limit - len(walk.runs),
-            min(_MAX_RUNS, walk.left),
+            min(_MAX_RUNS, walk.remaining),
             self._prefix + query.prefix,
-            hidden,
+            hidden_prefix,
             int(not query.oldest_first),
             *_bounds(query, walk.mark),
             *mark,
@@ -127,18 +127,18 @@ class Searches:
         )
         return Call(walk.keys, values)
 
-    def _found(self, query: Query, limit: int, walks: Sequence[_Walk]) -> Found:
+    def _combine(self, query: Query, limit: int, walks: Sequence[_Walk]) -> SearchResult:
         """Return the runs that all walks found, up to where the first of them stopped."""
         runs = [run for walk in walks for run in walk.runs]
         newest_first = not query.oldest_first
         runs.sort(key=lambda run: position_of(query, run), reverse=newest_first)
         stops = [self._position(query, walk.mark) for walk in walks if walk.mark is not None]
         if not stops:
-            return Found(runs[:limit])
+            return SearchResult(runs[:limit])
         stop = max(stops) if newest_first else min(stops)
         is_reached = stop.__le__ if newest_first else stop.__ge__
-        reached = [run for run in runs if is_reached(position_of(query, run))]
-        return Found(reached[:limit], None if len(reached) >= limit else stop)
+        complete = [run for run in runs if is_reached(position_of(query, run))]
+        return SearchResult(complete[:limit], None if len(complete) >= limit else stop)
 
     def _position(self, query: Query, mark: _Mark) -> Position:
         """Return the position at which a walk has stopped.

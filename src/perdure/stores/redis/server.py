@@ -82,7 +82,7 @@ class Server:
             async for key in self.link.scan(pattern):
                 yield key
         except self._errors as error:
-            raise translate(error, self.link.where) from error
+            raise translate(error, self.link.location) from error
 
     @asynccontextmanager
     async def listen(self, channel: bytes) -> AsyncGenerator["Listener"]:
@@ -98,7 +98,7 @@ class Server:
                     self._listeners.discard(listener)
                     await listener.end()
         except self._errors as error:
-            raise translate(error, self.link.where) from error
+            raise translate(error, self.link.location) from error
 
     @contextmanager
     def announcing(self) -> Generator[None]:
@@ -133,7 +133,7 @@ class Server:
                 await listener.stop()
             await self.link.close()
         except self._errors as error:
-            raise translate(error, self.link.where) from error
+            raise translate(error, self.link.location) from error
 
     async def _run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         if self.link.is_sharded:
@@ -141,13 +141,13 @@ class Server:
         replies = await self.link.send(
             [("EVALSHA", script.sha, len(keys), *keys, *values) for keys, values in calls]
         )
-        unknown = [n for n, reply in enumerate(replies) if isinstance(reply, self._no_script)]
-        if unknown:
-            again = [calls[n] for n in unknown]
+        indexes = [n for n, reply in enumerate(replies) if isinstance(reply, self._no_script)]
+        if indexes:
+            new_calls = [calls[n] for n in indexes]
             new_replies = await self.link.send(
-                [("EVAL", script.text, len(keys), *keys, *values) for keys, values in again]
+                [("EVAL", script.text, len(keys), *keys, *values) for keys, values in new_calls]
             )
-            for n, reply in zip(unknown, new_replies, strict=True):
+            for n, reply in zip(indexes, new_replies, strict=True):
                 replies[n] = reply
         return _raise_refusals(replies)
 
@@ -157,16 +157,16 @@ class Server:
     async def _retry(
         self, attempt: Callable[[], Awaitable[T]], error: Exception, repeatable: bool = True
     ) -> T:
-        started = self._clock.monotonic()
+        started_at = self._clock.monotonic()
         pause = _FIRST_PAUSE
         lost_replies = 0
         while True:
-            seconds = self._clock.monotonic() - started
+            seconds = self._clock.monotonic() - started_at
             lost_replies += not is_not_executed(error)
             may_repeat = is_unavailable(error) and repeatable and lost_replies == 1
             may_retry = is_not_executed(error) or may_repeat
             if not may_retry or seconds + pause > self._connect_timeout:
-                raise translate(error, self.link.where, seconds) from error
+                raise translate(error, self.link.location, seconds) from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             try:

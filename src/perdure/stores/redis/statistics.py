@@ -10,7 +10,7 @@ from typing import Any, cast
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, QueueStats, Stats
 from perdure.stores._backend import PruneRequest
-from perdure.stores._searching import EXAMINED, Found, position_of
+from perdure.stores._searching import MAX_EXAMINED, SearchResult, position_of
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.redis import scripts
 from perdure.stores.redis.batches import Item
@@ -37,8 +37,8 @@ class _QueueTally:
     def add(self, due: int, leased: int, oldest: int | None) -> None:
         self.due += due
         self.leased += leased
-        known = [time for time in (self.oldest, oldest) if time is not None]
-        self.oldest = min(known, default=None)
+        times = [time for time in (self.oldest, oldest) if time is not None]
+        self.oldest = min(times, default=None)
 
 
 class _Tally:
@@ -50,9 +50,9 @@ class _Tally:
 
     def add(self, lists: Sequence[Any], queues: Sequence[Any]) -> None:
         """Add what a script has counted."""
-        for list, number in _in_turn(lists, 2):
+        for list, number in _split_rows(lists, 2):
             self.lists[list] += number
-        for queue, due, leased, oldest in _in_turn(queues, 4):
+        for queue, due, leased, oldest in _split_rows(queues, 4):
             self.add_queue(queue, due, leased, oldest)
 
     def add_queue(self, queue: bytes, due: int, leased: int, oldest: bytes) -> None:
@@ -102,8 +102,8 @@ class Statistics:
         is_partial = False
         if self._runs.prefix:
             tally = _Tally()
-            async for examined in self._count_by_id(tally):
-                is_partial = examined >= EXAMINED
+            async for examined_count in self._count_by_id(tally):
+                is_partial = examined_count >= MAX_EXAMINED
                 if is_partial:
                     break
             lists = tally.lists
@@ -123,19 +123,19 @@ class Statistics:
             until=from_microseconds(before),
             oldest_first=True,
         )
-        pruned = 0
+        pruned_count = 0
         after = None
-        while pruned < request.limit:
-            most = min(_PRUNED_AT_ONCE, request.limit - pruned)
-            found = await self._searches.search(query, most, after)
-            pruned += await self._prune(found, before, request.dry_run)
-            if len(found.runs) < most and found.stopped_at is None:
+        while pruned_count < request.limit:
+            most = min(_PRUNED_AT_ONCE, request.limit - pruned_count)
+            result = await self._searches.search(query, most, after)
+            pruned_count += await self._prune(result, before, request.dry_run)
+            if len(result.runs) < most and result.stopped_at is None:
                 break
-            after = found.stopped_at or position_of(query, found.runs[-1])
-        return pruned
+            after = result.stopped_at or position_of(query, result.runs[-1])
+        return pruned_count
 
-    async def _prune(self, found: Found, before: int, dry_run: bool) -> int:
-        items = [Item(run.id, ()) for run in found.runs]
+    async def _prune(self, result: SearchResult, before: int, dry_run: bool) -> int:
+        items = [Item(run.id, ()) for run in result.runs]
         if dry_run or not items:
             return len(items)
         return sum(await self._runs.each(scripts.PRUNE, items, before))
@@ -147,7 +147,7 @@ class Statistics:
         return [
             (shard, list, number)
             for shard, rows in enumerate(replies)
-            for list, number in _in_turn(rows, 2)
+            for list, number in _split_rows(rows, 2)
         ]
 
     async def _count_due(self, tally: _Tally) -> None:
@@ -157,7 +157,9 @@ class Statistics:
                 Call([self._runs.keys.wakes(shard)], (start,)) for shard, start in starts.items()
             ]
             replies = await self._runs.server.run(scripts.BACKLOG, calls)
-            for queue, due, oldest in chain.from_iterable(_in_turn(rows, 3) for _, rows in replies):
+            for queue, due, oldest in chain.from_iterable(
+                _split_rows(rows, 3) for _, rows in replies
+            ):
                 tally.add_queue(queue, due, 0, oldest)
             following = zip(starts, replies, strict=True)
             starts = {shard: last for shard, (last, _) in following if last is not None}
@@ -169,7 +171,7 @@ class Statistics:
                 key = self._runs.keys.list(shard, list)
                 for offset in range(0, number, 1000):
                     [(_, _, queues)] = await self._tally([Call([key], ("~", offset, ""))])
-                    for queue, _, leased, _ in _in_turn(queues, 4):
+                    for queue, _, leased, _ in _split_rows(queues, 4):
                         tally.add_queue(queue, 0, leased, b"")
 
     async def _count_by_id(self, tally: _Tally) -> AsyncIterator[int]:
@@ -201,7 +203,7 @@ def _sizes(lists: Sequence[tuple[int, bytes, int]]) -> Counter[bytes]:
     return sizes
 
 
-def _in_turn(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
+def _split_rows(rows: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
     """Yield rows that a script returned as one list."""
     return (rows[at : at + width] for at in range(0, len(rows), width))
 
@@ -214,10 +216,10 @@ def _status_and_workflow(list: bytes) -> tuple[RunStatus, str | None]:
 def _counts(lists: Counter[bytes], query: Query, cap: int, is_partial: bool) -> Iterator[Count]:
     for list, number in lists.items():
         status, workflow = _status_and_workflow(list)
-        is_asked = (not query.statuses or status in query.statuses) and (
+        is_included = (not query.statuses or status in query.statuses) and (
             not query.workflows or workflow in query.workflows
         )
-        if number and is_asked:
+        if number and is_included:
             yield Count(workflow, status, min(number, cap), capped=is_partial or number > cap)
 
 

@@ -30,7 +30,7 @@ from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
-from perdure.stores._searching import Found, Position
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores._shell import NotifyShell
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.redis import scripts
@@ -41,7 +41,7 @@ from perdure.stores.redis.durability import DurabilityReport, durability_report,
 from perdure.stores.redis.keys import Keys
 from perdure.stores.redis.layout import ensure_layout
 from perdure.stores.redis.replies import (
-    Created,
+    CreatedRun,
     as_due,
     check_message_id,
     created_grant,
@@ -165,8 +165,8 @@ class _Backend:
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        claimed = await self._claims.claim(owner, ttl // _MICROSECOND, limit, drives, queues)
-        return [existing_grant(run.reply, self._prefix, owner) for run in claimed]
+        runs = await self._claims.claim(owner, ttl // _MICROSECOND, limit, drives, queues)
+        return [existing_grant(run.reply, self._prefix, owner) for run in runs]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
         return await self._claims.queues(to_microseconds(now), limit, low, high)
@@ -189,7 +189,7 @@ class _Backend:
     async def stats(self) -> Stats:
         return await self._statistics.stats()
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await self._searches.search(query, limit, after)
 
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
@@ -211,7 +211,7 @@ class _Backend:
                 await self._clock.sleep(1)
 
     def _grant(self, answer: Any, request: LeaseRequest) -> Granted:
-        if isinstance(answer, Created):
+        if isinstance(answer, CreatedRun):
             return created_grant(answer, request)
         return existing_grant(answer, self._prefix, request.owner)
 

@@ -37,12 +37,14 @@ class SqlStore(StoreShell[SqlBackend]):
     ) -> None:
         if not callable(getattr(client, "query", None)):
             raise InvalidArgument("client", client, "an object with `async query(sql, params)`")
-        words = find_dialect(dialect)
-        style = paramstyle_of(client, words)
-        tables = Statements(words, table, style, suffix="_documents", folder="migrations_keyvalue")
+        sql_dialect = find_dialect(dialect)
+        style = paramstyle_of(client, sql_dialect)
+        tables = Statements(
+            sql_dialect, table, style, suffix="_documents", folder="migrations_keyvalue"
+        )
         backend = SqlBackend(
             client,
-            Statements(words, table, style),
+            Statements(sql_dialect, table, style),
             KeyValueTable(client, tables, scope_of(check_prefix(prefix))),
             prefix=prefix,
             random=check_random(random or SystemRandom()),

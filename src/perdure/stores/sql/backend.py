@@ -9,7 +9,7 @@ from typing import Any
 from perdure.snapshot import Snapshot
 from perdure.store import Query, QueueStats, Rest, Stats
 from perdure.stores._backend import PruneRequest
-from perdure.stores._searching import Found
+from perdure.stores._searching import SearchResult
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sql import search_statements as search
 from perdure.stores.sql import statements as sql
@@ -80,28 +80,30 @@ class SqlBackend(Journal, Schedule, Search):
     async def delete(self, id: str) -> bool:
         key = self._key(id)
         await self._run(sql.RAISE_EPOCH_FLOOR, key)
-        deleted = await self._run(sql.DELETE, key)
+        result = await self._run(sql.DELETE, key)
         await self._delete_orphans([key])
-        return deleted.affected > 0
+        return result.rowcount > 0
 
     async def prune(self, request: PruneRequest) -> int:
         [(now,)] = (await self._run(search.NOW)).rows
         query = _old_runs(request, from_microseconds(now))
-        found, pruned = Found((), None), 0
-        while pruned < request.limit:
-            found = await self.search(query, request.limit - pruned, found.stopped_at)
-            keys = [self._key(run.id) for run in found.runs]
+        result, pruned_count = SearchResult((), None), 0
+        while pruned_count < request.limit:
+            result = await self.search(query, request.limit - pruned_count, result.stopped_at)
+            keys = [self._key(run.id) for run in result.runs]
             for chunk in chunks(keys):
                 is_dry = request.dry_run
-                pruned += len(chunk) if is_dry else await self._prune(chunk, request.older_than)
-            if found.stopped_at is None:
+                pruned_count += (
+                    len(chunk) if is_dry else await self._prune(chunk, request.older_than)
+                )
+            if result.stopped_at is None:
                 break
-        return pruned
+        return pruned_count
 
     async def stats(self) -> Stats:
-        shown = all_of(is_shown(self._prefix, Query()))
-        counts = await self._run(search.COUNT_BY_STATUS % shown.sql, *shown.values)
-        queues = await self._run(search.COUNT_BY_QUEUE % shown.sql, "\x7f", *shown.values)
+        ids = all_of(is_shown(self._prefix, Query()))
+        counts = await self._run(search.COUNT_BY_STATUS % ids.sql, *ids.values)
+        queues = await self._run(search.COUNT_BY_QUEUE % ids.sql, "\x7f", *ids.values)
         by_queue = {
             name: QueueStats(due, leased, None if oldest is None else from_microseconds(oldest))
             for name, due, leased, oldest in queues.rows
@@ -128,9 +130,9 @@ class SqlBackend(Journal, Schedule, Search):
 
     async def _prune(self, keys: Sequence[str], older_than: timedelta) -> int:
         await self._run_many(sql.RAISE_EPOCH_FLOOR, len(keys), *keys)
-        deleted = await self._run_many(sql.DELETE_OLD, len(keys), *keys, to_micros(older_than))
+        result = await self._run_many(sql.DELETE_OLD, len(keys), *keys, to_micros(older_than))
         await self._delete_orphans(keys)
-        return deleted.affected
+        return result.rowcount
 
 
 def _old_runs(request: PruneRequest, now: datetime) -> Query:

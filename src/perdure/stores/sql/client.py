@@ -27,7 +27,7 @@ class Result(NamedTuple):
     """The rows that one statement returned, and how many rows it affected."""
 
     rows: Sequence[tuple[Any, ...]]
-    affected: int
+    rowcount: int
 
 
 async def query(client: SqlClient, sql: str, params: Sequence[Any]) -> Result:
@@ -39,8 +39,8 @@ async def query(client: SqlClient, sql: str, params: Sequence[Any]) -> Result:
         raise StoreUnavailable(f"{name} cannot reach its database: {error}") from error
     except Exception as error:
         raise StoreError(f"{type(client).__name__} failed: {error}") from error
-    rows, affected = answer if isinstance(answer, tuple) else (answer.rows, answer.rowcount)
-    return Result([_values(row) for row in rows or ()], affected or 0)
+    rows, rowcount = answer if isinstance(answer, tuple) else (answer.rows, answer.rowcount)
+    return Result([_values(row) for row in rows or ()], rowcount or 0)
 
 
 def _values(row: Any) -> tuple[Any, ...]:

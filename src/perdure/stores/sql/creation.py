@@ -32,8 +32,8 @@ class Tags(Executor):
     async def _change_tags(self, key: str, tags: Sequence[str]) -> bool:
         """Write the tags that an existing run is about to have; return whether they changed."""
         run = await self._run(sql.CREATION_AND_TAGS, key)
-        for created_at, stored in run.rows:
-            if read_names(stored) != tuple(tags):
+        for created_at, tags_text in run.rows:
+            if read_names(tags_text) != tuple(tags):
                 await self._add_tags(created_at, [(key, tag) for tag in tags])
                 return True
         return False
@@ -97,24 +97,24 @@ class Creation(Tags):
 
     async def _insert(self, rows: Sequence[NewRow], creator: str) -> set[str]:
         """Create the runs that do not exist yet, and return their keys."""
-        tagged = [row for row in rows if row.tags]
-        created_at, existing = await self._existing(tagged) if tagged else (None, ())
+        tagged_rows = [row for row in rows if row.tags]
+        created_at, existing = await self._existing(tagged_rows) if tagged_rows else (None, ())
         # A run that existed is not created even if it was deleted since: it would have no tags.
         new = [row for row in rows if row.key not in existing]
         tags = [(row.key, tag) for row in new for tag in row.tags]
         if created_at is not None:
             await self._add_tags(created_at, tags)
-        created = await self._create_rows(new, creator, created_at) if new else set()
-        lost = sorted({key for key, _ in tags} - created)
-        if lost:
-            await self._run_many(sql.DELETE_UNUSED_TAGS, len(lost), *lost, created_at)
-        return created
+        created_keys = await self._create_rows(new, creator, created_at) if new else set()
+        unused_keys = sorted({key for key, _ in tags} - created_keys)
+        if unused_keys:
+            await self._run_many(sql.DELETE_UNUSED_TAGS, len(unused_keys), *unused_keys, created_at)
+        return created_keys
 
     async def _existing(self, rows: Sequence[NewRow]) -> tuple[int, set[str]]:
         """Return the current time, and the keys of the runs that exist."""
         keys = [row.key for row in rows]
-        found = await self._run_many(sql.NOW_AND_EXISTING, len(keys), *keys)
-        return found.rows[0][0], {key for _, key in found.rows if key is not None}
+        result = await self._run_many(sql.NOW_AND_EXISTING, len(keys), *keys)
+        return result.rows[0][0], {key for _, key in result.rows if key is not None}
 
     async def _create_rows(
         self, rows: Sequence[NewRow], creator: str, created_at: int | None
@@ -127,5 +127,5 @@ class Creation(Tags):
             values += created_at if row.tags else None, row.delay, micros_or_none(row.rest.wake_at)
         await self._run_many(sql.CREATE, len(rows), *values)
         keys = [row.key for row in rows]
-        created = await self._run_many(sql.CREATED, len(keys), *keys, creator)
-        return {key for (key,) in created.rows}
+        result = await self._run_many(sql.CREATED_RUNS, len(keys), *keys, creator)
+        return {key for (key,) in result.rows}

@@ -20,7 +20,7 @@ _INDEXES = (
     *("wake", "due", "list", "status", "workflow"),
     *("inbox", "unconsumed", "dedup", "tags", "expiry"),
 )
-_REPEATED = re.compile(r"\[(.*?)\](.*?)\.\.\.", re.DOTALL)
+_REPEATED_PART = re.compile(r"\[(.*?)\](.*?)\.\.\.", re.DOTALL)
 _UNLESS = re.compile("^-- unless: (.*)$", re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ class Dialect:
     name: DialectName
     paramstyle: ParamStyle
     quote: str
-    words: Mapping[str, str]
+    terms: Mapping[str, str]
     hashes_workflows: bool = True
     walks_recursively: bool = True
 
@@ -75,7 +75,7 @@ _SQLITE = Dialect(
     "qmark",
     '"',
     {
-        **_POSTGRES.words,
+        **_POSTGRES.terms,
         "now": "(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000)",
         "greatest": "max",
         "position": "instr",
@@ -188,10 +188,10 @@ class Statements:
         self.dialect = dialect
         self._folder = folder
         self._paramstyle: ParamStyle = paramstyle
-        self._words = _table_names(self.table, dialect.quote)
-        for name, word in (*dialect.words.items(), *_places(dialect), *FRAGMENTS.items()):
-            self._words[name] = Template(word).substitute(self._words)
-        self._filled: dict[tuple[str, int], str] = {}
+        self._terms = _table_names(self.table, dialect.quote)
+        for name, word in (*dialect.terms.items(), *_places(dialect), *FRAGMENTS.items()):
+            self._terms[name] = Template(word).substitute(self._terms)
+        self._cache: dict[tuple[str, int], str] = {}
 
     def sql(self, template: str) -> str:
         """Return a statement as the client needs it."""
@@ -199,12 +199,12 @@ class Statements:
 
     def many(self, template: str, count: int) -> str:
         """Return a statement with its `[item] separator ...` repeated `count` times."""
-        filled = self._filled.get((template, count))
-        if filled is None:
-            text = Template(template).substitute(self._words)
-            text = _REPEATED.sub(lambda part: part[2].join([part[1]] * count), text)
-            filled = self._filled[template, count] = number_parameters(text, self._paramstyle)
-        return filled
+        statement = self._cache.get((template, count))
+        if statement is None:
+            text = Template(template).substitute(self._terms)
+            text = _REPEATED_PART.sub(lambda part: part[2].join([part[1]] * count), text)
+            statement = self._cache[template, count] = number_parameters(text, self._paramstyle)
+        return statement
 
     @property
     def migrations(self) -> Sequence[Migration]:
@@ -220,7 +220,7 @@ class Statements:
         return [ScriptStatement(*map(self._fill, _with_condition(each))) for each in statements]
 
     def _fill(self, template: str | None) -> Any:
-        return None if template is None else Template(template).substitute(self._words)
+        return None if template is None else Template(template).substitute(self._terms)
 
 
 def _with_condition(statement: str) -> tuple[str, str | None]:
@@ -230,18 +230,21 @@ def _with_condition(statement: str) -> tuple[str, str | None]:
 
 def _places(dialect: Dialect) -> Iterator[tuple[str, str]]:
     for name, (time, id, side) in _PLACES.items():
-        yield name, dialect.words["place"].format(time=time, id=id, side=side)
+        yield name, dialect.terms["place"].format(time=time, id=id, side=side)
 
 
 def _table_names(table: str, quote: str) -> dict[str, str]:
-    qualified, (schema, _, name) = table.replace(".", f"{quote}.{quote}"), table.rpartition(".")
-    names = dict.fromkeys(("table", "runs"), f"{quote}{qualified}{quote}")
+    qualified_name, (schema, _, name) = (
+        table.replace(".", f"{quote}.{quote}"),
+        table.rpartition("."),
+    )
+    names = dict.fromkeys(("table", "runs"), f"{quote}{qualified_name}{quote}")
     names |= {
         "name": name,
         "schema": f"{quote}{schema}{quote}." if schema else "",
         "schema_name": f"'{schema}'" if schema else "DATABASE()",
     }
-    names |= {part: f"{quote}{qualified}_{part}{quote}" for part in _TABLES}
+    names |= {part: f"{quote}{qualified_name}_{part}{quote}" for part in _TABLES}
     return names | {f"{index}_idx": f"{quote}{name}_{index}_idx{quote}" for index in _INDEXES}
 
 

@@ -13,7 +13,7 @@ from perdure import codec
 from perdure.errors import InvalidArgument
 from perdure.snapshot import Snapshot
 from perdure.store import Rest
-from perdure.stores._reading import merged, reading
+from perdure.stores._reading import merge_journal, reading
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import Result, SqlClient, query
@@ -107,8 +107,8 @@ def header_values(
 ) -> tuple[int | None, str | None, str | None]:
     """Return a version, tags and a summary as they are stored; `None` stays `None`."""
     # As text, because some clients do not distinguish bytes from text.
-    encoded = None if summary is None else b64encode(summary).decode()
-    return version, None if tags is None else names_text(tags), encoded
+    summary_text = None if summary is None else b64encode(summary).decode()
+    return version, None if tags is None else names_text(tags), summary_text
 
 
 def awaits_values(rest: Rest) -> tuple[str | None, str | None]:
@@ -140,4 +140,4 @@ def to_micros(duration: timedelta) -> int:
 def read_run(id: str, snapshot: str, journal: Sequence[str]) -> Snapshot:
     """Return a run's snapshot with its journal applied."""
     with reading(id):
-        return merged(*(codec.loads(data) for data in (snapshot, *journal)))
+        return merge_journal(*(codec.loads(data) for data in (snapshot, *journal)))

@@ -25,8 +25,8 @@ class Inbox(Executor):
         receipts: dict[int, Receipt] = {}
         for key, indexes in by_key.items():
             for chunk in chunks(indexes):
-                sent = await self._send(key, [messages[index] for index in chunk])
-                receipts.update(zip(chunk, sent, strict=True))
+                chunk_receipts = await self._send(key, [messages[index] for index in chunk])
+                receipts.update(zip(chunk, chunk_receipts, strict=True))
         return [receipts[index] for index in range(len(messages))]
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> list[Message]:
@@ -42,8 +42,8 @@ class Inbox(Executor):
         # Even for duplicates: the first sender may have crashed before it woke the run.
         names = sorted({digest(message.name) for message in messages})
         await self._run_many(sql.WAKE_IF_MESSAGE, len(names), key, *names, key)
-        counted = await self._run(sql.COUNT_UNCONSUMED, key)
-        return [*_receipts(deliveries, sum(count for (count,) in counted.rows))]
+        result = await self._run(sql.COUNT_UNCONSUMED, key)
+        return [*_receipts(deliveries, sum(count for (count,) in result.rows))]
 
     async def _deliver(
         self, key: str, messages: Sequence[NewMessage], dedups: Sequence[str | None]
@@ -53,13 +53,13 @@ class Inbox(Executor):
         first = {dedup: place for place, dedup in reversed([*enumerate(dedups)])}
         new = [n for n, dedup in enumerate(dedups) if dedup is None or first[dedup] == n]
         values = (value for n in new for value in (n, *_columns(messages[n]), dedups[n], ticket))
-        sent = await self._run_many(sql.SEND, len(new), *values, key)
-        if sent.affected == len(new):
+        result = await self._run_many(sql.SEND, len(new), *values, key)
+        if result.rowcount == len(new):
             outcomes = dict.fromkeys(new, Delivery.DELIVERED)
         else:
-            refused = Delivery.DELIVERED if sent.affected else await self._why_refused(key)
+            default = Delivery.DELIVERED if result.rowcount else await self._why_refused(key)
             tickets = await self._tickets(key, [dedups[n] for n in new])
-            outcomes = {n: _outcome(dedups[n], tickets, ticket, refused) for n in new}
+            outcomes = {n: _outcome(dedups[n], tickets, ticket, default) for n in new}
         return [*_with_repeated(outcomes, dedups, first)]
 
     async def _why_refused(self, key: str) -> Delivery:
@@ -69,19 +69,19 @@ class Inbox(Executor):
 
     async def _tickets(self, key: str, dedups: Iterable[str | None]) -> Mapping[str, str | None]:
         """Return the senders' tickets of messages, by dedup digest."""
-        asked = [dedup for dedup in dedups if dedup is not None]
-        if not asked:
+        digests = [dedup for dedup in dedups if dedup is not None]
+        if not digests:
             return {}
-        return dict((await self._run_many(sql.RECEIVED, len(asked), key, *asked)).rows)
+        return dict((await self._run_many(sql.TICKETS, len(digests), key, *digests)).rows)
 
     async def _inboxes(self, keys: Sequence[str]) -> dict[str, list[Message]]:
         """Return the first unconsumed messages of each run, in order."""
         # Without an ORDER BY the database reads no more rows than this. There are rarely more.
-        found = await self._run_many(sql.INBOXES, len(keys), *keys, INBOX_PAGE + 1)
-        if len(found.rows) > INBOX_PAGE:
+        result = await self._run_many(sql.INBOXES, len(keys), *keys, INBOX_PAGE + 1)
+        if len(result.rows) > INBOX_PAGE:
             return {key: await self._page(key, 0, INBOX_PAGE) for key in keys}
         inboxes: dict[str, list[Message]] = defaultdict(list)
-        for key, *columns in sorted(found.rows, key=lambda row: row[1]):
+        for key, *columns in sorted(result.rows, key=lambda row: row[1]):
             inboxes[key].append(_read_message(*columns))
         return inboxes
 
@@ -108,10 +108,10 @@ def _read_number(after: str | None) -> int:
 
 
 def _outcome(
-    dedup: str | None, tickets: Mapping[str, str | None], ticket: str, otherwise: Delivery
+    dedup: str | None, tickets: Mapping[str, str | None], ticket: str, default: Delivery
 ) -> Delivery:
     if dedup is None or dedup not in tickets:
-        return otherwise
+        return default
     return Delivery.DELIVERED if tickets[dedup] == ticket else Delivery.DUPLICATE
 
 
@@ -124,10 +124,10 @@ def _with_repeated(
         yield Delivery.DUPLICATE if is_repeated else outcomes[n if n in outcomes else first[dedup]]
 
 
-def _receipts(deliveries: Sequence[Delivery], unconsumed: int) -> Iterator[Receipt]:
+def _receipts(deliveries: Sequence[Delivery], unconsumed_count: int) -> Iterator[Receipt]:
     """Yield receipts; each count excludes the later messages of the same call."""
     following = sum(delivery is Delivery.DELIVERED for delivery in deliveries)
     for delivery in deliveries:
         following -= delivery is Delivery.DELIVERED
         is_received = delivery in (Delivery.DELIVERED, Delivery.DUPLICATE)
-        yield Receipt(delivery, max(unconsumed - following, 0) if is_received else 0)
+        yield Receipt(delivery, max(unconsumed_count - following, 0) if is_received else 0)

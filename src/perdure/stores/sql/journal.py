@@ -14,13 +14,13 @@ class Journal(Tags):
     async def append(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Return a verdict on each entry, in order."""
         verdicts: dict[int, Verdict] = {}
-        left = list(range(len(entries)))
-        while left:
-            batch, left = _split_after_rests(entries, left)
+        remaining = list(range(len(entries)))
+        while remaining:
+            batch, remaining = _split_after_rests(entries, remaining)
             additions = [index for index in batch if entries[index].rest is None]
             for chunk in chunks(additions):
-                written = await self._write([entries[index] for index in chunk])
-                verdicts.update(zip(chunk, written, strict=True))
+                chunk_verdicts = await self._write([entries[index] for index in chunk])
+                verdicts.update(zip(chunk, chunk_verdicts, strict=True))
             for index in batch:
                 rest = entries[index].rest
                 if rest is not None:
@@ -37,7 +37,7 @@ class Journal(Tags):
             values += self._key(entry.id), entry.epoch, entry.n, entry.data.decode()
             values.append(_consumes(entry))
         result = await self._run_many(sql.APPEND, len(first), *values)
-        if result.affected == len(first):
+        if result.rowcount == len(first):
             verdicts: Sequence[Verdict] = [Verdict.ACCEPTED] * len(entries)
         else:
             verdicts = await self._verdicts(entries)
@@ -49,22 +49,22 @@ class Journal(Tags):
     async def _verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Return the verdicts on entries of which this call wrote none, or only some."""
         keys = sorted({self._key(entry.id) for entry in entries})
-        written = {*(await self._run_many(sql.WRITTEN, len(keys), *keys)).rows}
+        entry_places = {*(await self._run_many(sql.WRITTEN_ENTRIES, len(keys), *keys)).rows}
         fences = await self._run_many(sql.FENCES, len(keys), *keys)
-        runs = {key: (epoch, (folded, n)) for key, epoch, folded, n in fences.rows}
-        return [self._verdict(entry, written, runs) for entry in entries]
+        runs = {key: (epoch, (folded_epoch, n)) for key, epoch, folded_epoch, n in fences.rows}
+        return [self._verdict(entry, entry_places, runs) for entry in entries]
 
     def _verdict(
         self,
         entry: Entry,
-        written: Collection[tuple[object, ...]],
+        entry_places: Collection[tuple[object, ...]],
         runs: Mapping[str, tuple[int, tuple[int, int]]],
     ) -> Verdict:
         key, place = self._key(entry.id), (entry.epoch, entry.n)
         if key not in runs:
             return Verdict.UNKNOWN
-        epoch, folded = runs[key]
-        is_written = (key, *place) in written or folded >= place
+        epoch, fold = runs[key]
+        is_written = (key, *place) in entry_places or fold >= place
         return Verdict.ACCEPTED if is_written and epoch == entry.epoch else Verdict.FENCED
 
     async def _settle(self, entry: Entry, rest: Rest) -> Verdict:
@@ -73,15 +73,15 @@ class Journal(Tags):
             return await self._delete_owned(entry)
         # If there are no new tags, the rows of the old ones are ignored until the run is deleted.
         is_tagged = bool(rest.tags) and await self._change_tags(key, rest.tags or ())
-        awaits, awaited = awaits_values(rest)
+        awaits, awaits_names = awaits_values(rest)
         result = await self._run(
             sql.REST,
-            *(entry.data.decode(), rest.status, awaits, awaited, _consumes(entry)),
+            *(entry.data.decode(), rest.status, awaits, awaits_names, _consumes(entry)),
             *header_values(rest.version, rest.tags, rest.summary),
             *(int(awaits is not None), micros_or_none(rest.wake_at), entry.n, entry.epoch),
             *(key, entry.epoch),
         )
-        if result.affected != 1:
+        if result.rowcount != 1:
             return (await self._verdicts([entry]))[0]
         await self._clean_up(key)
         if awaits is not None:
@@ -94,7 +94,7 @@ class Journal(Tags):
         key = self._key(entry.id)
         await self._run(sql.RAISE_EPOCH_FLOOR, key)
         result = await self._run(sql.DELETE_OWNED, key, entry.epoch)
-        if result.affected != 1:
+        if result.rowcount != 1:
             return (await self._verdicts([entry]))[0]
         await self._delete_orphans([key])
         return Verdict.ACCEPTED
@@ -108,12 +108,12 @@ def _split_after_rests(
     entries: Sequence[Entry], indexes: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the indexes that can be written now, and those that come after a rest of their run."""
-    settled: set[str] = set()
+    settled_ids: set[str] = set()
     batch: list[int] = []
-    left: list[int] = []
+    remaining: list[int] = []
     for index in indexes:
         entry = entries[index]
-        (left if entry.id in settled else batch).append(index)
+        (remaining if entry.id in settled_ids else batch).append(index)
         if entry.rest is not None:
-            settled.add(entry.id)
-    return batch, left
+            settled_ids.add(entry.id)
+    return batch, remaining

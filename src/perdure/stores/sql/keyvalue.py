@@ -71,7 +71,7 @@ class KeyValueTable(KeyValueBackend):
             await self._run(SWEEP)
 
     async def delete(self, key: str) -> bool:
-        return (await self._run(DELETE, key)).affected > 0
+        return (await self._run(DELETE, key)).rowcount > 0
 
     async def keys(self, prefix: str) -> list[str]:
         end = end_of_prefix(prefix)
@@ -85,10 +85,10 @@ class KeyValueTable(KeyValueBackend):
             # If another process sets the expired key again in the meantime, this does not delete
             # it.
             await self._run(DELETE_EXPIRED, key)
-            return (await self._run(ADD, key, new)).affected > 0
+            return (await self._run(ADD, key, new)).rowcount > 0
         if new is None:
-            return (await self._run(REMOVE, key, old)).affected > 0
-        return (await self._run(SWAP, new, key, old)).affected > 0
+            return (await self._run(REMOVE, key, old)).rowcount > 0
+        return (await self._run(SWAP, new, key, old)).rowcount > 0
 
     async def _run(self, template: str, *values: Any) -> Result:
         return await query(self._client, self._statements.sql(template), values)

@@ -35,41 +35,41 @@ class Leases(Creation, Inbox):
         for request in requests:
             self._key(request.id)
         grants: list[Granted | None] = [None] * len(requests)
-        left = list(range(len(requests)))
-        while left:
+        remaining = list(range(len(requests)))
+        while remaining:
             # One statement can lease runs only for one owner and one `instead_of`, and each run
             # once.
-            alike = _batch_key(requests[left[0]])
+            batch_key = _batch_key(requests[remaining[0]])
             batch = {
                 requests[index].id: index
-                for index in reversed(left)
-                if _batch_key(requests[index]) == alike
+                for index in reversed(remaining)
+                if _batch_key(requests[index]) == batch_key
             }
-            granted = await self._acquire_batch([requests[index] for index in batch.values()])
+            batch_grants = await self._acquire_batch([requests[index] for index in batch.values()])
             for id, index in batch.items():
-                grants[index] = granted.get(id)
-            left = [index for index in left if batch.get(requests[index].id) != index]
+                grants[index] = batch_grants.get(id)
+            remaining = [index for index in remaining if batch.get(requests[index].id) != index]
         return grants
 
     async def owners(self, ids: Sequence[str]) -> list[Ownership | None]:
         """Return the owner of each run; `None` for a missing run."""
         keys = [self._key(id) for id in ids]
-        found: dict[str, Ownership] = {}
+        ownerships: dict[str, Ownership] = {}
         for chunk in chunks(keys):
-            found |= await self._owners(chunk)
-        return [found.get(key) for key in keys]
+            ownerships |= await self._owners(chunk)
+        return [ownerships.get(key) for key in keys]
 
     async def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease | None]:
         """Extend all leases; return `None` for each that was lost."""
-        renewed: dict[tuple[str, str, int], Lease] = {}
+        renewed_leases: dict[tuple[str, str, int], Lease] = {}
         for chunk in chunks(leases):
             values = self._lease_values(chunk)
             await self._run_many(sql.RENEW, len(chunk), to_micros(ttl), *values)
-            result = await self._run_many(sql.RENEWED, len(chunk), *values)
+            result = await self._run_many(sql.RENEWED_LEASES, len(chunk), *values)
             for key, owner, epoch, wake_at, messages in result.rows:
                 id, expires_at = self._id(key), from_microseconds(wake_at)
-                renewed[id, owner, epoch] = Lease(id, owner, epoch, expires_at, messages > 0)
-        return [renewed.get((lease.id, lease.owner, lease.epoch)) for lease in leases]
+                renewed_leases[id, owner, epoch] = Lease(id, owner, epoch, expires_at, messages > 0)
+        return [renewed_leases.get((lease.id, lease.owner, lease.epoch)) for lease in leases]
 
     async def release(self, leases: Sequence[Lease], wake_at: datetime | None) -> None:
         """Release the leases."""
@@ -78,15 +78,15 @@ class Leases(Creation, Inbox):
             await self._run_many(sql.RELEASE, len(chunk), *values)
 
     async def _acquire_batch(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
-        granted: dict[str, Granted] = {}
+        grants: dict[str, Granted] = {}
         # Sorted, so that concurrent statements lock runs in the same order.
         for chunk in chunks(sorted(requests, key=lambda request: request.id)):
-            left: Sequence[LeaseRequest] = chunk
-            while left:
-                granted |= await self._create([one for one in left if one.create is not None])
-                left = [one for one in left if one.existing and one.id not in granted]
-                left = await self._lease(left, granted) if left else ()
-        return granted
+            remaining: Sequence[LeaseRequest] = chunk
+            while remaining:
+                grants |= await self._create([one for one in remaining if one.create is not None])
+                remaining = [one for one in remaining if one.existing and one.id not in grants]
+                remaining = await self._lease(remaining, grants) if remaining else ()
+        return grants
 
     async def _create(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
         if not requests:
@@ -96,9 +96,9 @@ class Leases(Creation, Inbox):
         rows = [leased_row(key, request) for key, request in by_key.items()]
         if not await self._insert(rows, creator):
             return {}
-        leased = await self._run_many(sql.LEASED_RUNS, len(by_key), *by_key, creator)
+        result = await self._run_many(sql.LEASED_RUNS, len(by_key), *by_key, creator)
         grants: dict[str, Granted] = {}
-        for key, epoch, wake_at, _, _, now, _, version in leased.rows:
+        for key, epoch, wake_at, _, _, now, _, version in result.rows:
             request = by_key[key]
             lease = Lease(request.id, request.owner, epoch, from_microseconds(wake_at))
             snapshot: Any = codec.loads(request.create or b"")
@@ -107,7 +107,7 @@ class Leases(Creation, Inbox):
         return grants
 
     async def _lease(
-        self, requests: Sequence[LeaseRequest], granted: dict[str, Granted]
+        self, requests: Sequence[LeaseRequest], grants: dict[str, Granted]
     ) -> Sequence[LeaseRequest]:
         """Lease unowned runs and add their grants; return the requests that are worth retrying."""
         keys = [self._key(request.id) for request in requests]
@@ -118,14 +118,14 @@ class Leases(Creation, Inbox):
         # each other's tickets.
         async with self._leasing:
             await self._run_many(sql.LEASE, len(keys), *values)
-            granted |= await self._read_granted(keys, owner, ticket)
-        if all(request.id in granted for request in requests):
+            grants |= await self._read_grants(keys, owner, ticket)
+        if all(request.id in grants for request in requests):
             return ()
         owners = await self._owners(keys)
         return [
             request
             for request, key in zip(requests, keys, strict=True)
-            if request.id not in granted and _may_retry(request, owners.get(key))
+            if request.id not in grants and _may_retry(request, owners.get(key))
         ]
 
     async def _owners(self, keys: Sequence[str]) -> dict[str, Ownership]:
@@ -137,18 +137,18 @@ class Leases(Creation, Inbox):
             for key, owner, wake_at in result.rows
         }
 
-    async def _read_granted(
+    async def _read_grants(
         self, keys: Sequence[str], owner: str, ticket: str
     ) -> dict[str, Granted]:
-        leased = await self._run_many(sql.LEASED_RUNS, len(keys), *keys, ticket)
-        leased_keys = [row[0] for row in leased.rows]
+        result = await self._run_many(sql.LEASED_RUNS, len(keys), *keys, ticket)
+        leased_keys = [row[0] for row in result.rows]
         if not leased_keys:
             return {}
         inboxes = await self._inboxes(leased_keys)
         # Read last: if the epoch is still the newest, everything was read under the lease.
         journals = await self._journals(leased_keys)
         grants: dict[str, Granted] = {}
-        for key, epoch, wake_at, takeovers, snapshot, now, queue, version in leased.rows:
+        for key, epoch, wake_at, takeovers, snapshot, now, queue, version in result.rows:
             if (key, epoch) not in journals:
                 continue
             id, inbox = self._id(key), tuple(inboxes.get(key, ()))

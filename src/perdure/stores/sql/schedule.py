@@ -44,12 +44,14 @@ class Schedule(Leases):
         first: dict[str, NewRun] = {}
         for run in runs:
             first.setdefault(self._key(run.id), run)
-        created: set[str] = set()
+        created_keys: set[str] = set()
         for chunk in chunks(sorted(first)):
             rows = [enqueued_row(key, first[key]) for key in chunk]
-            created |= await self._insert(rows, self._new_ticket())
+            created_keys |= await self._insert(rows, self._new_ticket())
         keys = [self._key(run.id) for run in runs]
-        return [key in created and first[key] is run for key, run in zip(keys, runs, strict=True)]
+        return [
+            key in created_keys and first[key] is run for key, run in zip(keys, runs, strict=True)
+        ]
 
     async def due(
         self,
@@ -71,7 +73,7 @@ class Schedule(Leases):
         queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
-        granted: dict[str, Granted] = {}
+        grants: dict[str, Granted] = {}
         due = await self._due(None, limit, drives, queues)
         for chunk in chunks(due):
             ticket = self._new_ticket()
@@ -79,8 +81,8 @@ class Schedule(Leases):
             wake_times = [wake_at for wake_at, _, _ in chunk]
             values = (None, owner, ticket, to_micros(ttl), *keys, *wake_times)
             await self._run_many(sql.CLAIM, len(chunk), *values)
-            granted |= await self._read_granted(keys, owner, ticket)
-        return [granted[id] for _, key, _ in due if (id := self._id(key)) in granted]
+            grants |= await self._read_grants(keys, owner, ticket)
+        return [grants[id] for _, key, _ in due if (id := self._id(key)) in grants]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
         """Return queues with due runs, by name."""
@@ -149,7 +151,7 @@ class Schedule(Leases):
             _Range(queue, kind, first, last, most)
             for queue, most in queues.items()
             for kind, intervals in versions.items()
-            for first, last in _joined(intervals)
+            for first, last in _merge_intervals(intervals)
         ]
 
     async def _all_ranges(self, queues: Mapping[str, int]) -> Sequence[_Range]:
@@ -174,7 +176,7 @@ class Schedule(Leases):
         else:
             rows = await self._next_kinds(*after, high, most)
         pairs = [pair for pair in rows if pair[1] and pair[0] is not None and pair[0] < high]
-        return pairs, _continued(rows[-1], high) if len(rows) == most else None
+        return pairs, _next_start(rows[-1], high) if len(rows) == most else None
 
     async def _next_kinds(
         self, queue: str, kind: str, high: str, most: int
@@ -182,15 +184,15 @@ class Schedule(Leases):
         """Return the pairs after a given one, with one statement per pair."""
         rows: list[tuple[Any, ...]] = []
         while len(rows) < most:
-            found = (await self._run(search.NEXT_KINDS, queue, kind, queue, high)).rows
-            if not found:
+            next_pairs = (await self._run(search.NEXT_KINDS, queue, kind, queue, high)).rows
+            if not next_pairs:
                 break
-            queue, kind = min(found)
+            queue, kind = min(next_pairs)
             rows.append((queue, kind))
         return rows
 
 
-def _continued(last: tuple[Any, ...], high: str) -> tuple[str, str] | None:
+def _next_start(last: tuple[Any, ...], high: str) -> tuple[str, str] | None:
     """Return the pair after which to continue, given the last row."""
     queue, kind = last
     if queue is None or queue >= high:
@@ -209,7 +211,7 @@ def _earliest(
     return sorted(due, key=lambda row: row[:2])[:limit]
 
 
-def _joined(intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _merge_intervals(intervals: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Merge overlapping intervals: a run in two of them would be found twice."""
     current: tuple[int, int] | None = None
     for first, last in sorted(interval for interval in intervals if interval[0] <= interval[1]):

@@ -1,7 +1,7 @@
 """The migrations of a `SqlStore`, for any client."""
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.stores._migrations import announced, pending
+from perdure.stores._migrations import announce, pending
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.client import SqlClient, query
 from perdure.stores.sql.dialects import Statements
@@ -27,9 +27,9 @@ async def set_up(client: SqlClient, statements: Statements) -> None:
 async def _migrate(client: SqlClient, statements: Statements) -> None:
     await query(client, statements.sql(sql.CREATE_MIGRATIONS_TABLE), ())
     result = await query(client, statements.sql(sql.APPLIED_MIGRATIONS), ())
-    applied = {version for (version,) in result.rows}
-    missing = pending(statements.migrations, applied, statements.table)
-    for migration in announced(missing, statements.table):
+    applied_versions = {version for (version,) in result.rows}
+    missing = pending(statements.migrations, applied_versions, statements.table)
+    for migration in announce(missing, statements.table):
         for statement in statements.split_script(migration.script):
             if statement.unless and (await query(client, statement.unless, ())).rows:
                 continue

@@ -1,7 +1,8 @@
 """Searches of `SqlStore`: walks along an index, a part at a time.
 
-A walk ends when enough runs were found, or `EXAMINED` runs were examined. The database filters out
-most runs that do not match; the others are filtered here, so that each rule is written only once.
+A walk ends when enough runs were found, or `MAX_EXAMINED` runs were examined. The database filters
+out most runs that do not match; the others are filtered here, so that each rule is written only
+once.
 """
 
 from base64 import b64decode
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, RunSummary
-from perdure.stores._searching import EXAMINED, Found, Position, find, matches
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult, find, matches
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import search_statements as sql
 from perdure.stores.sql.conditions import (
@@ -60,7 +61,7 @@ class _Walk(NamedTuple):
 class Search(Executor):
     """Finds and counts runs by their headers."""
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         """Find up to `limit` runs."""
         if self._prefix + query.prefix:
             runs = await self._few(query)
@@ -69,23 +70,25 @@ class Search(Executor):
         place = None if after is None else (to_microseconds(after.time), self._prefix + after.id)
         return await self._search(await self._walk(query), query, limit, place)
 
-    async def _search(self, walk: _Walk, query: Query, limit: int, place: _Place | None) -> Found:
+    async def _search(
+        self, walk: _Walk, query: Query, limit: int, place: _Place | None
+    ) -> SearchResult:
         """Walk until enough runs are found, the end is reached, or too many runs were examined."""
         is_filtered = self._prefix or query.queue is not None or query.prefix or query.tags
         part = max(limit, _FIRST_PART) if is_filtered else limit
         runs: list[RunSummary] = []
-        examined = 0
+        examined_count = 0
         while True:
-            part, wanted = min(part, EXAMINED - examined), limit - len(runs)
-            rows = await self._part(walk, query, place, part, wanted)
+            part, remaining = min(part, MAX_EXAMINED - examined_count), limit - len(runs)
+            rows = await self._part(walk, query, place, part, remaining)
             runs += self._matching(query, rows)
-            is_at_end = not rows or (len(rows) < wanted and rows[-1][0] < part)
+            is_at_end = not rows or (len(rows) < remaining and rows[-1][0] < part)
             if len(runs) == limit or is_at_end:
-                return Found(runs)
+                return SearchResult(runs)
             n, time, key, *_ = rows[-1]
-            examined, place = examined + n, (time, key)
-            if examined >= EXAMINED:
-                return Found(runs, self._position(time, key))
+            examined_count, place = examined_count + n, (time, key)
+            if examined_count >= MAX_EXAMINED:
+                return SearchResult(runs, self._position(time, key))
             part = max(part, _FIRST_PART) * _GROWTH
 
     async def summaries(self, ids: Sequence[str]) -> list[RunSummary | None]:
@@ -93,8 +96,8 @@ class Search(Executor):
         keys = [self._key(id) for id in ids]
         runs: dict[str, RunSummary] = {}
         for chunk in chunks(keys):
-            found = await self._run_many(sql.SUMMARIES, len(chunk), *chunk)
-            for epoch, n, message, *columns in found.rows:
+            result = await self._run_many(sql.SUMMARIES, len(chunk), *chunk)
+            for epoch, n, message, *columns in result.rows:
                 run = self._summary(*columns)
                 revision = f"{epoch}.{n}.{message}.{run.owner is not None:d}"
                 runs[self._prefix + run.id] = replace(run, revision=revision)
@@ -103,22 +106,22 @@ class Search(Executor):
     async def counts(self, query: Query, cap: int) -> list[Count]:
         """Count runs by workflow and status."""
         groups = await self._groups(query, None)
-        counted = await self._count(groups, cap + 1)
+        counts = await self._count(groups, cap + 1)
         # Too few of the examined runs are visible: examine more.
-        hidden = [group for group, (examined, n) in counted.items() if n <= cap < examined]
-        most = cap + EXAMINED
-        counted |= await self._count(hidden, most)
+        unclear = [group for group, (total, n) in counts.items() if n <= cap < total]
+        most = cap + MAX_EXAMINED
+        counts |= await self._count(unclear, most)
         return [
-            Count(*group, min(n, cap), capped=n > cap or (group in hidden and examined == most))
-            for group, (examined, n) in counted.items()
-            if n or (group in hidden and examined == most)
+            Count(*group, min(n, cap), capped=n > cap or (group in unclear and total == most))
+            for group, (total, n) in counts.items()
+            if n or (group in unclear and total == most)
         ]
 
     async def _few(self, query: Query) -> list[RunSummary] | None:
         """Return all runs whose ids begin with the prefix, unless there are too many."""
         ids = in_prefix(self._prefix + query.prefix)
-        counted = await self._run(sql.COUNT_IDS % ids.sql, *ids.values, _FEW + 1)
-        [(number,)] = counted.rows
+        result = await self._run(sql.COUNT_IDS % ids.sql, *ids.values, _FEW + 1)
+        [(number,)] = result.rows
         if number > _FEW:
             return None
         rows = (await self._run(sql.BY_ID % ids.sql, *ids.values, _FEW)).rows
@@ -126,20 +129,30 @@ class Search(Executor):
 
     async def _walk(self, query: Query) -> _Walk:
         """Return the walk that examines the fewest runs."""
-        shown = is_shown(self._prefix, query)
-        updated = [*updated_between(query)]
+        ids = is_shown(self._prefix, query)
+        times = [*updated_between(query)]
         if query.tags:
-            tagged = [Condition("tag.tag = ?", [digest(query.tags[0])])]
-            filters = all_of([*shown, *of_header(query), *updated])
-            return _Walk(sql.BY_TAG, "$tagged_above", "$tagged_below", tagged, filters)
+            tags = [Condition("tag.tag = ?", [digest(query.tags[0])])]
+            filters = all_of([*ids, *of_header(query), *times])
+            return _Walk(sql.BY_TAG, "$tagged_above", "$tagged_below", tags, filters)
         places = ("$updated_above", "$updated_below")
         if query.statuses or query.workflows:
             groups = await self._groups(query, _MAX_RANGES)
             if len(groups) <= _MAX_RANGES:
-                ranges = [all_of([self._of_group(*group), *updated]) for group in groups]
-                left = replace(query, statuses=(), workflows=())
-                return _Walk(sql.BY_GROUP, *places, ranges, all_of([*shown, *of_header(left)]))
-        return _Walk(sql.BY_UPDATE, *places, [all_of(updated)], all_of([*shown, *of_header(query)]))
+                ranges = [all_of([self._of_group(*group), *times]) for group in groups]
+                others = replace(query, statuses=(), workflows=())
+                return _Walk(
+                    sql.BY_GROUP,
+                    *places,
+                    ranges,
+                    all_of([*ids, *of_header(others)]),
+                )
+        return _Walk(
+            sql.BY_UPDATE,
+            *places,
+            [all_of(times)],
+            all_of([*ids, *of_header(query)]),
+        )
 
     async def _groups(
         self, query: Query, most: int | None
@@ -164,9 +177,9 @@ class Search(Executor):
         """Return the workflows that runs have, with one statement per workflow."""
         rows: list[tuple[Any, ...]] = []
         kind = ""
-        while len(rows) < limit and (found := (await self._run(sql.NEXT_WORKFLOW, kind)).rows):
-            rows += found
-            kind = self._kind(found[0][0])
+        while len(rows) < limit and (next_rows := (await self._run(sql.NEXT_WORKFLOW, kind)).rows):
+            rows += next_rows
+            kind = self._kind(next_rows[0][0])
         return rows
 
     async def _part(
@@ -174,8 +187,8 @@ class Search(Executor):
     ) -> Sequence[tuple[Any, ...]]:
         """Return the next rows of a walk: the runs that match, and the last one in any case."""
         order = "ASC" if query.oldest_first else "DESC"
-        beyond = walk.above if query.oldest_first else walk.below
-        after = [] if place is None else [Condition(beyond, [place[0], *place])]
+        side = walk.above if query.oldest_first else walk.below
+        after = [] if place is None else [Condition(side, [place[0], *place])]
         groups = [all_of([group, *after]) for group in walk.groups]
         ranges = [walk.range % {"conditions": group.sql, "order": order} for group in groups]
         values = [value for group in groups for value in (*group.values, part)]
@@ -197,17 +210,17 @@ class Search(Executor):
         self, groups: Sequence[tuple[str | None, RunStatus]], most: int
     ) -> dict[tuple[str | None, RunStatus], tuple[int, int]]:
         """Return how many runs of each group were examined, up to `most`, and are visible."""
-        shown = all_of(is_shown(self._prefix, Query()))
-        counted: dict[tuple[str | None, RunStatus], tuple[int, int]] = {}
+        ids = all_of(is_shown(self._prefix, Query()))
+        counts: dict[tuple[str | None, RunStatus], tuple[int, int]] = {}
         for chunk in chunks(groups, _COUNTED_RANGES):
             conditions = [self._of_group(*group) for group in chunk]
-            parts = [sql.COUNT_GROUP % (shown.sql, condition.sql) for condition in conditions]
+            parts = [sql.COUNT_GROUP % (ids.sql, condition.sql) for condition in conditions]
             values: list[object] = []
             for place, condition in enumerate(conditions):
-                values += place, *shown.values, *condition.values, most
+                values += place, *ids.values, *condition.values, most
             rows = (await self._run(" UNION ALL ".join(parts), *values)).rows
-            counted |= {chunk[place]: (examined, n) for place, examined, n in rows}
-        return counted
+            counts |= {chunk[place]: (total, n) for place, total, n in rows}
+        return counts
 
     def _summary(
         self,
@@ -222,7 +235,7 @@ class Search(Executor):
         summary: str | None,
         created_at: int,
         wake_at: int | None,
-        awaited: str | None,
+        awaits_text: str | None,
         takeovers: int,
     ) -> RunSummary:
         return RunSummary(
@@ -237,7 +250,7 @@ class Search(Executor):
             summary=b64decode(summary or ""),
             created_at=from_microseconds(created_at),
             wake_at=_time_or_none(wake_at),
-            awaits=read_names(awaited),
+            awaits=read_names(awaits_text),
             takeovers=takeovers,
         )
 

@@ -196,7 +196,7 @@ FENCES = """
     SELECT run.id, run.epoch, run.folded_epoch, run.folded_n FROM $runs AS run
     WHERE run.id IN ([?], ...)
 """
-WRITTEN = "SELECT run, epoch, n FROM $journal WHERE run IN ([?], ...)"
+WRITTEN_ENTRIES = "SELECT run, epoch, n FROM $journal WHERE run IN ([?], ...)"
 
 REST = """
     UPDATE $runs SET
@@ -250,7 +250,7 @@ CREATE = """
     ) AS item
     WHERE 1 = 1 $or_ignore
 """
-CREATED = "SELECT id FROM $runs WHERE id IN ([?], ...) AND creator = ?"
+CREATED_RUNS = "SELECT id FROM $runs WHERE id IN ([?], ...) AND creator = ?"
 
 LEASE = """
     UPDATE $runs AS run SET $lease
@@ -293,7 +293,7 @@ RENEW = """
     UPDATE $runs SET wake_at = $now + $number
     WHERE [(id = ? AND owner = ? AND epoch = ?)] OR ...
 """
-RENEWED = """
+RENEWED_LEASES = """
     SELECT run.id, run.owner, run.epoch, run.wake_at, CASE WHEN EXISTS (
         SELECT 1 FROM $inbox WHERE $inbox.run = run.id AND $unconsumed
     ) THEN 1 ELSE 0 END
@@ -319,7 +319,7 @@ SEND = """
     ORDER BY item.place
     $lock_run $or_ignore
 """
-RECEIVED = """
+TICKETS = """
     SELECT $inbox.dedup, $inbox.ticket
     FROM $runs AS run
     JOIN $inbox ON $inbox.run = run.id AND $inbox.created_epoch = run.created_epoch

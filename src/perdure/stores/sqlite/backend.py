@@ -28,11 +28,11 @@ from perdure.store import (
 from perdure.stores._awaitly import as_snapshot
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._keyvalue import scope_of
-from perdure.stores._reading import Granted, merged, read_grant, reading
-from perdure.stores._searching import Found, Position
+from perdure.stores._reading import Granted, merge_journal, read_grant, reading
+from perdure.stores._searching import Position, SearchResult
 from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.keyvalue import KeyValueTable
-from perdure.stores.sqlite.leases import Leased
+from perdure.stores.sqlite.leases import LeasedRun
 from perdure.stores.sqlite.runs import RunVerbs, Verb
 from perdure.stores.sqlite.schedule import ScheduleVerbs
 from perdure.stores.sqlite.search import SearchVerbs
@@ -92,8 +92,8 @@ class SqliteSchemaBackend(ABC):
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]:
         inline = len(requests) == 1 and len(requests[0].create or b"") < _SMALL
-        leased = await self._write(partial(self._leases.acquire, requests), inline=inline)
-        return [one and _grant(one) for one in leased]
+        runs = await self._write(partial(self._leases.acquire, requests), inline=inline)
+        return [one and _grant(one) for one in runs]
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
         return await self._read(partial(self._leases.owners, ids))
@@ -157,7 +157,7 @@ class SqliteSchemaBackend(ABC):
     async def stats(self) -> Stats:
         return await self._read(self._searches.stats)
 
-    async def search(self, query: Query, limit: int, after: Position | None) -> Found:
+    async def search(self, query: Query, limit: int, after: Position | None) -> SearchResult:
         return await self._read(partial(self._searches.search, query, limit, after))
 
     async def summaries(self, ids: Sequence[str]) -> Sequence[RunSummary | None]:
@@ -166,7 +166,7 @@ class SqliteSchemaBackend(ABC):
     async def counts(self, query: Query, cap: int) -> Sequence[Count]:
         return await self._read(partial(self._searches.counts, query, cap))
 
-    async def _claim(self, verb: Callable[[], Verb[Sequence[Leased]]]) -> Sequence[Granted]:
+    async def _claim(self, verb: Callable[[], Verb[Sequence[LeasedRun]]]) -> Sequence[Granted]:
         return [_grant(one) for one in await self._write(verb)]
 
 
@@ -174,18 +174,18 @@ def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
     """Return a run's snapshot, merged with the entries after it."""
     with reading(id):
         deltas: Any = codec.loads(b"[%s]" % b",".join(parts[1:]))
-        return merged(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
+        return merge_journal(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
 
 
-def _grant(leased: Leased) -> Granted:
-    lease, now = leased.lease, leased.now
+def _grant(run: LeasedRun) -> Granted:
+    lease, now = run.lease, run.now
     return read_grant(
         lease,
-        partial(read_run, lease.id, leased.parts, now),
+        partial(read_run, lease.id, run.parts, now),
         now,
-        leased.inbox,
-        leased.takeovers,
-        leased.created,
-        queue=leased.queue,
-        version=leased.version,
+        run.inbox,
+        run.takeovers,
+        run.created,
+        queue=run.queue,
+        version=run.version,
     )

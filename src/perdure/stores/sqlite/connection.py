@@ -26,8 +26,8 @@ def open_connection(
 ) -> sqlite3.Connection:
     """Return a connection in WAL mode that waits up to `busy_timeout` for locks."""
     if sqlite3.sqlite_version_info < MINIMUM_VERSION:
-        required = ".".join(map(str, MINIMUM_VERSION))
-        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old; {required} is required")
+        minimum = ".".join(map(str, MINIMUM_VERSION))
+        raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old; {minimum} is required")
     connection = sqlite3.connect(
         path,
         timeout=busy_timeout.total_seconds(),
@@ -59,10 +59,10 @@ def retry_while_busy(call: Callable[[], T], path: str, busy_timeout: timedelta) 
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-            waited = clock.monotonic() - start
-            if waited >= busy_timeout.total_seconds():
+            elapsed = clock.monotonic() - start
+            if elapsed >= busy_timeout.total_seconds():
                 raise StoreUnavailable(
-                    f"{path}: another process kept the database locked for {waited:.1f}s; "
+                    f"{path}: another process kept the database locked for {elapsed:.1f}s; "
                     "look for a long transaction there, or increase busy_timeout"
                 ) from error
         # SQLite waits by itself for some locks only.
@@ -108,13 +108,13 @@ def rollback(connection: sqlite3.Connection) -> bool:
 def translate_error(error: BaseException, path: str) -> BaseException:
     """Translate a driver's error to a `StoreError`; return any other error unchanged."""
     if isinstance(error, UnicodeEncodeError | OverflowError):
-        translated = StoreError(f"{path}: a value cannot be stored: {error}")
+        store_error = StoreError(f"{path}: a value cannot be stored: {error}")
     elif isinstance(error, sqlite3.Error):
-        translated = _as_store_error(error, path)
+        store_error = _as_store_error(error, path)
     else:
         return error
-    translated.__cause__ = error
-    return translated
+    store_error.__cause__ = error
+    return store_error
 
 
 def _as_store_error(error: sqlite3.Error, path: str) -> StoreError:

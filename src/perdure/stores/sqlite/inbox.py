@@ -83,8 +83,8 @@ class InboxVerbs(Verbs):
         recipients = many(RECIPIENTS, [*dict.fromkeys((row[0], row[3]) for row in rows)])
         wakes = many(WAKE_IF_MESSAGE, [*dict.fromkeys((*row[:2], now) for row in rows)])
         outcomes = yield [*recipients, *many(SEND, rows), *wakes]
-        found = chain.from_iterable(outcome.rows for outcome in outcomes[: len(recipients)])
-        return [*_receipts(keys, messages, _read_recipients(found))]
+        runs = chain.from_iterable(outcome.rows for outcome in outcomes[: len(recipients)])
+        return [*_receipts(keys, messages, _read_recipients(runs))]
 
     def inbox(self, id: str, after: str | None, limit: int | None) -> Verb[Sequence[Message]]:
         """Return the run's unconsumed messages."""

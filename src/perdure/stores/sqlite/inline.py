@@ -28,7 +28,7 @@ class InlineCommit:
     """A connection for single writes, which never waits for a lock.
 
     `checkpoint` is called when another thread should move the log into the file, which takes too
-    long for the event loop. Until that thread has called `checkpointed`, nothing is committed here:
+    long for the event loop. Until that thread has called `resume`, nothing is committed here:
     SQLite restarts the log only if nothing was appended during the checkpoint, so concurrent
     commits would let it grow without bound.
     """
@@ -69,7 +69,7 @@ class InlineCommit:
             self._checkpoint()
         return (result,)
 
-    def checkpointed(self) -> None:
+    def resume(self) -> None:
         """Allow commits again, after a checkpoint."""
         self._is_checkpointing = False
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
 from perdure.errors import StoreError
-from perdure.stores._joining import no_transaction, unfit
+from perdure.stores._joining import no_transaction, unsuitable_connection
 from perdure.stores.sqlite.connection import translate_error
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
@@ -25,7 +25,7 @@ _FILES = Statement("PRAGMA database_list", ())
 _TABLE = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = :table"
 
 
-async def join(connection: Any, database: Database, table: str, *, begun: bool) -> Execute:
+async def join(connection: Any, database: Database, table: str, *, in_transaction: bool) -> Execute:
     """Return a function that executes statements in the open transaction of a connection."""
     if isinstance(connection, Transaction):
         return await _join_own(connection, database)
@@ -33,14 +33,14 @@ async def join(connection: Any, database: Database, table: str, *, begun: bool) 
     if not connection.in_transaction:
         # Python's sqlite3 begins transactions itself before a write. We begin this one, because
         # nothing has been written in SQLAlchemy's transaction yet.
-        if not begun or connection.isolation_level is None:
+        if not in_transaction or connection.isolation_level is None:
             raise no_transaction(connection)
         # IMMEDIATE, because a transaction that starts by reading cannot wait for the write lock
         # later.
         await execute(Statement("BEGIN IMMEDIATE", ()))
     main = next(row[2] for row in (await execute(_FILES)).rows if row[1] == "main")
     if not _is_same_file(main, database.path):
-        raise unfit(connection, f"a connection to the store's file {database.path}")
+        raise unsuitable_connection(connection, f"a connection to the store's file {database.path}")
     if not database.is_ready:
         await _check_tables(execute, database.path, table)
     return execute
@@ -72,7 +72,7 @@ async def drive_in(execute: Execute, verb: Verb[T], path: str) -> T:
 async def _join_own(transaction: Transaction, database: Database) -> Execute:
     session = transaction._session
     if session.target is not database:
-        raise unfit(transaction, "a transaction of the same store")
+        raise unsuitable_connection(transaction, "a transaction of the same store")
 
     async def execute(statement: Statement) -> Outcome:
         return await session.execute(statement.sql, statement.values)
@@ -89,8 +89,8 @@ def _executor(connection: Any) -> Execute:
         return _plain(connection)
     aiosqlite = sys.modules.get("aiosqlite")
     if aiosqlite is None or not isinstance(connection, aiosqlite.Connection):
-        raise unfit(connection, _EXPECTED)
-    return _threaded(connection)
+        raise unsuitable_connection(connection, _EXPECTED)
+    return _run_in_thread(connection)
 
 
 def _plain(connection: sqlite3.Connection) -> Execute:
@@ -105,7 +105,7 @@ def _plain(connection: sqlite3.Connection) -> Execute:
     return execute
 
 
-def _threaded(connection: Any) -> Execute:
+def _run_in_thread(connection: Any) -> Execute:
     async def execute(statement: Statement) -> Outcome:
         async with connection.cursor() as cursor:
             cursor.row_factory = None

@@ -24,7 +24,7 @@ from perdure.stores.sqlite.statements import Outcome, Row, Statement
 _CREATED_COLUMNS = 2
 
 
-class Leased(NamedTuple):
+class LeasedRun(NamedTuple):
     """A lease that was granted, with the run's snapshot and entries in order."""
 
     lease: Lease
@@ -44,13 +44,13 @@ class Contents(NamedTuple):
     entries: Mapping[str, Sequence[bytes]]
     messages: Mapping[str, Sequence[Message]]
 
-    def added_to(self, leased: Leased, key: str) -> Leased:
-        """Return a lease with the run's entries and messages."""
-        lease = leased.lease
+    def added_to(self, run: LeasedRun, key: str) -> LeasedRun:
+        """Return a leased run with its entries and messages."""
+        lease = run.lease
         inbox = tuple(self.messages.get(key, ()))
-        return leased._replace(
+        return run._replace(
             lease=Lease(lease.id, lease.owner, lease.epoch, lease.expires_at, bool(inbox)),
-            parts=[*leased.parts, *self.entries.get(key, ())],
+            parts=[*run.parts, *self.entries.get(key, ())],
             inbox=inbox,
         )
 
@@ -58,31 +58,31 @@ class Contents(NamedTuple):
 class LeaseVerbs(Verbs):
     """The operations that grant, renew and end leases."""
 
-    def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
+    def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[LeasedRun | None]]:
         """Return a lease or `None` for each request."""
-        leased: list[Leased | None] = []
+        leases: list[LeasedRun | None] = []
         for distinct in _split_by_run(requests):
-            leased += yield from self._acquire(distinct)
-        return (yield from self._with_journals(leased))
+            leases += yield from self._acquire(distinct)
+        return (yield from self._with_journals(leases))
 
     def owners(self, ids: Sequence[str]) -> Verb[Sequence[Ownership | None]]:
         """Return the owner of each run; `None` for a missing run."""
         keys = [self._prefix + id for id in ids]
         [runs] = yield [self._statement(sql.LEASE_EXPIRIES, ids=json_text(keys))]
-        found = {key: _ownership(owner, wake_at) for key, owner, wake_at in runs.rows}
-        return [found.get(key) for key in keys]
+        owners = {key: _ownership(owner, wake_at) for key, owner, wake_at in runs.rows}
+        return [owners.get(key) for key in keys]
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> Verb[Sequence[Lease | None]]:
         """Extend all leases; return `None` for each that was lost."""
         outcomes = yield self._statements.many(
             sql.RENEW, self._lease_rows(leases, ttl // MICROSECOND)
         )
-        renewed = {
+        new_leases = {
             (key, epoch): (from_microseconds(wake_at), bool(has_messages))
             for outcome in outcomes
             for key, epoch, wake_at, has_messages in outcome.rows
         }
-        changes = [renewed.get((self._prefix + lease.id, lease.epoch)) for lease in leases]
+        changes = [new_leases.get((self._prefix + lease.id, lease.epoch)) for lease in leases]
         return [
             None if change is None else Lease(lease.id, lease.owner, lease.epoch, *change)
             for lease, change in zip(leases, changes, strict=True)
@@ -96,7 +96,7 @@ class LeaseVerbs(Verbs):
         now = self._now()
         return [(self._prefix + one.id, one.owner, one.epoch, value, now) for one in leases]
 
-    def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[Leased | None]]:
+    def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[LeasedRun | None]]:
         """Return a lease or `None` for each request; no two are for the same run."""
         existing: list[Row] = []
         new: list[Row] = []
@@ -110,7 +110,7 @@ class LeaseVerbs(Verbs):
         many = self._statements.many
         outcomes = yield [*many(sql.ACQUIRE, existing), *many(sql.CREATE, new)]
         rows = {key: row for outcome in outcomes for key, *row in outcome.rows}
-        return [_granted(request, rows.get(self._prefix + request.id)) for request in requests]
+        return [_lease_of(request, rows.get(self._prefix + request.id)) for request in requests]
 
     def _new_owned_row(self, request: LeaseRequest, snapshot: bytes, time: Row) -> Row:
         key, ttl = self._prefix + request.id, request.ttl // MICROSECOND
@@ -118,30 +118,32 @@ class LeaseVerbs(Verbs):
         header = (request.version, tags_text(request.tags), request.summary)
         return (*run, "running", None, "", *header)
 
-    def _with_journals(self, leased: Sequence[Leased | None]) -> Verb[Sequence[Leased | None]]:
+    def _with_journals(
+        self, leases: Sequence[LeasedRun | None]
+    ) -> Verb[Sequence[LeasedRun | None]]:
         """Add the entries since the snapshot, and the messages.
 
         This may be a separate transaction. A run that was lost or saved in the meantime is left
         out, because the snapshot that came with the lease is outdated.
         """
-        keys = [self._prefix + one.lease.id for one in leased if one and not one.created]
+        keys = [self._prefix + one.lease.id for one in leases if one and not one.created]
         if not keys:
-            return leased
+            return leases
         ids = json_text(keys)
-        owners, *found = yield [self._statement(sql.OWNERS, ids=ids), *self._contents(ids)]
-        current, contents = {*owners.rows}, self._read_contents(found)
+        owners, *outcomes = yield [self._statement(sql.OWNERS, ids=ids), *self._contents(ids)]
+        current, contents = {*owners.rows}, self._read_contents(outcomes)
         return [
             one if one is None or one.created else self._complete(one, current, contents)
-            for one in leased
+            for one in leases
         ]
 
     def _complete(
-        self, leased: Leased, current: Container[Row], contents: Contents
-    ) -> Leased | None:
-        key = self._prefix + leased.lease.id
-        if (key, leased.lease.owner, leased.listed_at) not in current:
+        self, lease: LeasedRun, current: Container[Row], contents: Contents
+    ) -> LeasedRun | None:
+        key = self._prefix + lease.lease.id
+        if (key, lease.lease.owner, lease.listed_at) not in current:
             return None
-        return contents.added_to(leased, key)
+        return contents.added_to(lease, key)
 
     def _contents(self, ids: str | None) -> list[Statement]:
         """Return the statements that read the entries and messages of leased runs."""
@@ -178,15 +180,15 @@ def _ownership(owner: str | None, wake_at: int | None) -> Ownership:
     return Ownership(owner, expires_at)
 
 
-def _granted(request: LeaseRequest, row: Sequence[Any] | None) -> Leased | None:
+def _lease_of(request: LeaseRequest, row: Sequence[Any] | None) -> LeasedRun | None:
     if row is None:
         return None
     if request.create is None or len(row) > _CREATED_COLUMNS:
         return read_lease(request.id, request.owner, request.ttl, *row)
     epoch, wake_at = row
     columns = (epoch, wake_at, 0, "", request.version, request.create)
-    created = read_lease(request.id, request.owner, request.ttl, *columns)
-    return created._replace(created=True)
+    new_lease = read_lease(request.id, request.owner, request.ttl, *columns)
+    return new_lease._replace(created=True)
 
 
 def read_lease(
@@ -200,8 +202,8 @@ def read_lease(
     version: int,
     snapshot: bytes,
     listed_at: str | None = None,
-) -> Leased:
+) -> LeasedRun:
     """Return the lease in a row that a statement has leased."""
     lease = Lease(id, owner, epoch, from_microseconds(wake_at))
     now = lease.expires_at - ttl
-    return Leased(lease, [snapshot], now, (), takeovers, False, queue, version, listed_at)
+    return LeasedRun(lease, [snapshot], now, (), takeovers, False, queue, version, listed_at)

@@ -63,7 +63,7 @@ class DueWatch:
         self._prefix = prefix
         self._now = now
         self._version: int | None = None
-        self._known: set[tuple[object, ...]] = set()
+        self._last_due: set[tuple[object, ...]] = set()
 
     def look(self) -> bool:
         """Return whether there is a due run that was not due at the last check."""
@@ -80,9 +80,9 @@ class DueWatch:
             return False
         values = {"now": self._now(), "prefix": self._prefix}
         due = {*self._connection.execute(self._newest_due, values)}
-        is_new = not due <= self._known
+        is_new = not due <= self._last_due
         # The version was read before the runs, so a commit in between is noticed by the next check.
-        self._version, self._known = version, due
+        self._version, self._last_due = version, due
         return is_new
 
 

@@ -121,19 +121,19 @@ class RunVerbs(Verbs):
 
     def delete(self, id: str) -> Verb[bool]:
         """Delete the run; a trigger deletes its journal and inbox."""
-        [deleted] = yield [self._statement(sql.DELETE, id=self._prefix + id)]
-        return deleted.changed > 0
+        [outcome] = yield [self._statement(sql.DELETE, id=self._prefix + id)]
+        return outcome.changed > 0
 
     def append(self, entries: Sequence[Entry]) -> Verb[Sequence[Verdict]]:
         """Write the entries and return a verdict on each."""
         if (yield from self._write_all(entries)):
             return [Verdict.ACCEPTED] * len(entries)
         places: list[Row] = [(self._prefix + entry.id, entry.epoch, entry.n) for entry in entries]
-        outcomes = yield self._statements.many(sql.WRITTEN, places)
-        written = {row[:3]: bool(row[3]) for outcome in outcomes for row in outcome.rows}
+        outcomes = yield self._statements.many(sql.WRITTEN_ENTRIES, places)
+        is_written = {row[:3]: bool(row[3]) for outcome in outcomes for row in outcome.rows}
         deletions = _last_deletions(entries)
         return [
-            _verdict(written.get(place), deletes=index <= deletions.get(entry.id, -1))
+            _verdict(is_written.get(place), deletes=index <= deletions.get(entry.id, -1))
             for index, (entry, place) in enumerate(zip(entries, places, strict=True))
         ]
 
@@ -148,20 +148,20 @@ class RunVerbs(Verbs):
 
     def _write_all(self, entries: Sequence[Entry]) -> Verb[bool]:
         """Write the entries and return whether each was both accepted and new."""
-        consumed: list[Row] = []
+        consumed_rows: list[Row] = []
         additions: list[Row] = []
         rests: list[Row] = []
         deletions: list[Row] = []
-        closed: set[Row] = set()
+        closed_rows: set[Row] = set()
         for entry in entries:
             epoch = (self._prefix + entry.id, entry.epoch)
-            if epoch in closed:
+            if epoch in closed_rows:
                 continue
-            consumed += [(*epoch, message) for message in entry.consumes]
+            consumed_rows += [(*epoch, message) for message in entry.consumes]
             if entry.rest is None:
                 additions.append((*epoch, entry.n, decode_text(entry.data)))
                 continue
-            closed.add(epoch)
+            closed_rows.add(epoch)
             if entry.rest.delete:
                 deletions.append(epoch)
             else:
@@ -171,7 +171,7 @@ class RunVerbs(Verbs):
         # a consumed message must not wake the run that is being suspended, and a deletion comes
         # last.
         many = self._statements.many
-        before = many(sql.CONSUME_DEDUPLICATED, consumed) + many(sql.CONSUME, consumed)
+        before = many(sql.CONSUME_DEDUPLICATED, consumed_rows) + many(sql.CONSUME, consumed_rows)
         writes = many(sql.APPEND, additions)
         after: list[Statement] = []
         if rests:
@@ -182,8 +182,8 @@ class RunVerbs(Verbs):
             before += many(sql.DELETE_OWNED_JOURNAL, deletions)
             writes += many(sql.DELETE_OWNED, deletions)
         outcomes = yield [*before, *writes, *after]
-        written = outcomes[len(before) : len(before) + len(writes)]
-        return sum(outcome.changed for outcome in written) == len(entries)
+        write_outcomes = outcomes[len(before) : len(before) + len(writes)]
+        return sum(outcome.changed for outcome in write_outcomes) == len(entries)
 
 
 def _last_deletions(entries: Sequence[Entry]) -> Mapping[str, int]:

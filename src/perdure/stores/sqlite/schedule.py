@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from perdure.store import Drivable, Due, NewRun, Rest
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
-from perdure.stores.sqlite.leases import Leased, LeaseVerbs, read_lease
+from perdure.stores.sqlite.leases import LeasedRun, LeaseVerbs, read_lease
 from perdure.stores.sqlite.runs import (
     MICROSECOND,
     Verb,
@@ -106,8 +106,8 @@ class ScheduleVerbs(LeaseVerbs):
         rows = [self._new_row(run, time) for run in runs]
         outcomes = yield self._statements.many(sql.CREATE, rows)
         # Of two requests with the same id, the first created the run.
-        created = {row[0]: True for outcome in outcomes for row in outcome.rows}
-        return [created.pop(row[0], False) for row in rows]
+        is_created = {row[0]: True for outcome in outcomes for row in outcome.rows}
+        return [is_created.pop(row[0], False) for row in rows]
 
     def due(
         self,
@@ -128,22 +128,22 @@ class ScheduleVerbs(LeaseVerbs):
         drives: Sequence[Drivable] | None,
         queues: Mapping[str, int],
         *,
-        apart: bool = False,
-    ) -> Verb[Sequence[Leased]]:
-        """Lease the due runs, earliest first; with `apart`, read them in a separate round."""
-        leased: list[Leased] = []
+        separately: bool = False,
+    ) -> Verb[Sequence[LeasedRun]]:
+        """Lease the due runs, earliest first; with `separately`, read them in another round."""
+        runs: list[LeasedRun] = []
         while True:
-            left = _left(queues, leased)
-            due = yield from self._due(limit - len(leased), drives, left)
-            granted = yield from self._claim(due, owner, ttl, apart=apart)
-            leased += granted
+            quotas = _remaining_quotas(queues, runs)
+            due = yield from self._due(limit - len(runs), drives, quotas)
+            new_runs = yield from self._claim(due, owner, ttl, separately=separately)
+            runs += new_runs
             # Others may have claimed some between two transactions, so look for more.
-            if len(granted) == len(due):
-                return leased
+            if len(new_runs) == len(due):
+                return runs
 
     def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Verb[Sequence[str]]:
         """Return queues with due runs, by name."""
-        [found] = yield [
+        [outcome] = yield [
             self._statement(
                 QUEUES,
                 low=low,
@@ -153,7 +153,7 @@ class ScheduleVerbs(LeaseVerbs):
                 until=to_microseconds(now, "now"),
             )
         ]
-        return [queue for (queue,) in found.rows]
+        return [queue for (queue,) in outcome.rows]
 
     def _new_row(self, run: NewRun, time: Row) -> Row:
         offset: int | None = -(run.head_start // MICROSECOND)
@@ -215,31 +215,31 @@ class ScheduleVerbs(LeaseVerbs):
             yield Statement(template, {**values, **arms, "now": self._now()})
 
     def _claim(
-        self, due: Sequence[DueRow], owner: str, ttl: timedelta, *, apart: bool
-    ) -> Verb[Sequence[Leased]]:
+        self, due: Sequence[DueRow], owner: str, ttl: timedelta, *, separately: bool
+    ) -> Verb[Sequence[LeasedRun]]:
         """Lease these runs, except those that were claimed or changed in the meantime."""
         if not due:
             return []
         ids, latest = json_text([key for _, _, key in due]), due[-1][0]
         times = {"latest": latest, "ttl": ttl // MICROSECOND, "now": self._now()}
         claim = self._statement(sql.CLAIM, ids=ids, owner=owner, **times)
-        claimed, *found = yield [claim, *([] if apart else self._contents(ids))]
-        rows = {row[0]: row[1:] for row in claimed.rows}
+        claim_outcome, *outcomes = yield [claim, *([] if separately else self._contents(ids))]
+        rows = {row[0]: row[1:] for row in claim_outcome.rows}
         keys = [key for _, _, key in due if key in rows]
-        leased = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
-        if not apart:
-            contents = self._read_contents(found)
-            return [contents.added_to(one, key) for one, key in zip(leased, keys, strict=True)]
-        complete = yield from self._with_journals(leased)
+        runs = [read_lease(self._id(key), owner, ttl, *rows[key]) for key in keys]
+        if not separately:
+            contents = self._read_contents(outcomes)
+            return [contents.added_to(one, key) for one, key in zip(runs, keys, strict=True)]
+        complete = yield from self._with_journals(runs)
         return [one for one in complete if one is not None]
 
 
-def _left(queues: Mapping[str, int], leased: Sequence[Leased]) -> Mapping[str, int]:
+def _remaining_quotas(queues: Mapping[str, int], runs: Sequence[LeasedRun]) -> Mapping[str, int]:
     """Return how many more runs may be claimed from each queue."""
-    if not leased:
+    if not runs:
         return queues
-    claimed = Counter(one.queue for one in leased)
-    return {queue: most - claimed[queue] for queue, most in queues.items() if most > claimed[queue]}
+    counts = Counter(one.queue for one in runs)
+    return {queue: most - counts[queue] for queue, most in queues.items() if most > counts[queue]}
 
 
 def _drivable(drives: Sequence[Drivable]) -> Sequence[Range]:

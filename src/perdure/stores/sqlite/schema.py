@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.stores._migrations import (
     Migration,
-    announced,
+    announce,
     pending,
     read_migrations,
     whole_script,
@@ -16,7 +16,7 @@ from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Statement
 
 _FIND = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-_APPLIED = 'SELECT version FROM "${table}_migrations"'
+_APPLIED_MIGRATIONS = 'SELECT version FROM "${table}_migrations"'
 _CREATE_MIGRATIONS_TABLE = """
     CREATE TABLE IF NOT EXISTS "${table}_migrations" (
         version INTEGER PRIMARY KEY,
@@ -39,8 +39,8 @@ class Schema:
         [table] = yield [Statement(_FIND, (f"{self._table}_migrations",))]
         if not table.rows:
             return self._migrations
-        [applied] = yield [self._statement(_APPLIED)]
-        return pending(self._migrations, {version for (version,) in applied.rows}, self._table)
+        [outcome] = yield [self._statement(_APPLIED_MIGRATIONS)]
+        return pending(self._migrations, {version for (version,) in outcome.rows}, self._table)
 
     def migrate(self) -> Verb[None]:
         """Apply the missing migrations in one round: all of them or none."""
@@ -60,7 +60,7 @@ class Schema:
         return whole_script(self._migrations, create, record, self._fill)
 
     def _steps(self, migrations: Sequence[Migration]) -> Generator[Sequence[Statement], Any, None]:
-        for migration in announced(migrations, self._table):
+        for migration in announce(migrations, self._table):
             yield [
                 self._statement(_CREATE_MIGRATIONS_TABLE),
                 *map(self._statement, split_script(migration.script)),

@@ -1,7 +1,7 @@
 """The operations that find, count and prune runs by their headers; see `runs`.
 
 A search walks an index in order, a part at a time, until it has found enough runs or has examined
-`EXAMINED` runs.
+`MAX_EXAMINED` runs.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, QueueStats, RunSummary, Stats
 from perdure.stores._backend import PruneRequest
 from perdure.stores._prefix import end_of_prefix
-from perdure.stores._searching import EXAMINED, Found, Position, shows_system_runs
+from perdure.stores._searching import MAX_EXAMINED, Position, SearchResult, shows_system_runs
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import search_statements as sql
 from perdure.stores.sqlite.runs import MICROSECOND, Verb, Verbs, json_text, read_stamp, to_stamp
@@ -67,21 +67,21 @@ class _Walk(NamedTuple):
 class SearchVerbs(Verbs):
     """The operations that use only headers."""
 
-    def search(self, query: Query, limit: int, after: Position | None) -> Verb[Found]:
+    def search(self, query: Query, limit: int, after: Position | None) -> Verb[SearchResult]:
         """Find up to `limit` runs."""
         if self._prefix + query.prefix:
             runs = yield from self._search_few(query, limit, after)
             if runs is not None:
-                return Found(runs)
+                return SearchResult(runs)
         walk = yield from self._walk(query)
         return (yield from self._search(self._start(walk, after), query, limit))
 
     def summaries(self, ids: Sequence[str]) -> Verb[Sequence[RunSummary | None]]:
         """Return runs by id, with their revisions."""
         keys = [self._prefix + id for id in ids]
-        [found] = yield [self._statement(sql.SUMMARIES, ids=json_text(keys))]
+        [outcome] = yield [self._statement(sql.SUMMARIES, ids=json_text(keys))]
         runs: dict[str, RunSummary] = {}
-        for *columns, epoch, n, message in found.rows:
+        for *columns, epoch, n, message in outcome.rows:
             run = self._summary(columns)
             revision = f"{epoch}.{n}.{message}.{run.owner is not None:d}"
             runs[self._prefix + run.id] = replace(run, revision=revision)
@@ -89,11 +89,11 @@ class SearchVerbs(Verbs):
 
     def counts(self, query: Query, cap: int) -> Verb[Sequence[Count]]:
         """Count runs by workflow and status."""
-        values = (self._shown(Query()) if self._prefix else self._system_range(Query())) | {
+        values = (self._id_values(Query()) if self._prefix else self._system_range(Query())) | {
             "statuses": json_text(query.statuses or _ALL_STATUSES),
             "workflows": json_text(query.workflows or None),
             "cap": cap,
-            "part": cap + EXAMINED,
+            "part": cap + MAX_EXAMINED,
         }
         template = sql.COUNTS_OF_PREFIX if self._prefix else sql.COUNTS
         [groups] = yield [self._statement(template, **values)]
@@ -106,7 +106,7 @@ class SearchVerbs(Verbs):
     def prune(self, request: PruneRequest) -> Verb[int]:
         """Delete old runs, or count them; return how many."""
         delete, count = sql.PRUNE_BY_STATUS, sql.COUNT_BY_STATUS
-        values = self._pruned(request)
+        values = self._prune_values(request)
         if request.tags:
             delete, count = sql.PRUNE_BY_TAG, sql.COUNT_BY_TAG
             values["tag"] = request.tags[0]
@@ -115,11 +115,11 @@ class SearchVerbs(Verbs):
 
     def stats(self) -> Verb[Stats]:
         """Count the runs by status and queue."""
-        shown, now = self._shown(Query()), self._now()
+        id_values, now = self._id_values(Query()), self._now()
         statuses, due, leased = yield [
-            self._statement(sql.STATUSES, **shown),
-            self._statement(sql.DUE_QUEUES, now=now, **shown),
-            self._statement(sql.LEASED_QUEUES, now=now, **shown),
+            self._statement(sql.STATUSES, **id_values),
+            self._statement(sql.DUE_QUEUES, now=now, **id_values),
+            self._statement(sql.LEASED_QUEUES, now=now, **id_values),
         ]
         by_status = Counter[str]()
         for status, number in statuses.rows:
@@ -128,10 +128,10 @@ class SearchVerbs(Verbs):
         oldest = [queue.oldest_due for queue in by_queue.values() if queue.oldest_due is not None]
         return Stats(by_status, min(oldest, default=None), by_queue)
 
-    def _pruned(self, request: PruneRequest) -> dict[str, Value]:
+    def _prune_values(self, request: PruneRequest) -> dict[str, Value]:
         """Return the values that select the runs to prune."""
         return {
-            **self._shown(Query()),
+            **self._id_values(Query()),
             "statuses": json_text(request.statuses),
             "workflows": None if request.workflow is None else json_text([request.workflow]),
             "tags": json_text(request.tags or None),
@@ -148,24 +148,24 @@ class SearchVerbs(Verbs):
         walk = self._start(_Walk(arm, 1, {}, query, *_ends(query)), after)
         part = self._part(walk, query, _FEW + 1, limit)
         prefix = self._id_range(query)
-        count, found = yield [self._statement(sql.COUNT_PREFIX, part=_FEW + 1, **prefix), part]
-        return None if count.rows[0][0] > _FEW else self._read_part(found.rows)[1]
+        count, runs = yield [self._statement(sql.COUNT_PREFIX, part=_FEW + 1, **prefix), part]
+        return None if count.rows[0][0] > _FEW else self._read_part(runs.rows)[1]
 
     def _walk(self, query: Query) -> Verb[_Walk]:
         """Return the walk that examines the fewest runs."""
         ends = _ends(query)
         if query.tags:
-            left = replace(query, tags=query.tags[1:])
-            return _Walk(sql.BY_TAG, 1, {"tag": query.tags[0]}, left, *ends)
-        left = replace(query, since=None, until=None)
+            rest = replace(query, tags=query.tags[1:])
+            return _Walk(sql.BY_TAG, 1, {"tag": query.tags[0]}, rest, *ends)
+        rest = replace(query, since=None, until=None)
         groups = yield from self._groups(query)
         if not 0 < len(groups) <= _MAX_RANGES:
-            return _Walk(sql.BY_UPDATE, 1, {}, left, *ends)
+            return _Walk(sql.BY_UPDATE, 1, {}, rest, *ends)
         values: dict[str, Value] = {}
         for n, (workflow, status) in enumerate(groups):
             values |= {f"workflow{n}": workflow, f"status{n}": status}
-        left = replace(left, statuses=(), workflows=())
-        return _Walk(sql.BY_STATUS, len(groups), values, left, *ends)
+        rest = replace(rest, statuses=(), workflows=())
+        return _Walk(sql.BY_STATUS, len(groups), values, rest, *ends)
 
     def _groups(self, query: Query) -> Verb[Sequence[tuple[str | None, RunStatus]]]:
         """Return the pairs of workflow and status of a query, if it has any."""
@@ -173,8 +173,8 @@ class SearchVerbs(Verbs):
         if not workflows:
             if not query.statuses:
                 return []
-            [found] = yield [self._statement(sql.WORKFLOWS, limit=_MAX_RANGES + 1)]
-            workflows = [workflow for (workflow,) in found.rows]
+            [outcome] = yield [self._statement(sql.WORKFLOWS, limit=_MAX_RANGES + 1)]
+            workflows = [workflow for (workflow,) in outcome.rows]
         return [*product(workflows, query.statuses or _ALL_STATUSES)]
 
     def _start(self, walk: _Walk, after: Position | None) -> _Walk:
@@ -184,22 +184,22 @@ class SearchVerbs(Verbs):
         time = to_microseconds(after.time) if by_creation else to_stamp(after.time)
         return walk.after((time, self._prefix + after.id))
 
-    def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[Found]:
+    def _search(self, walk: _Walk, query: Query, limit: int) -> Verb[SearchResult]:
         """Walk until enough runs are found, the end is reached, or too many runs were examined."""
         is_filtered = self._prefix or replace(walk.query, oldest_first=False) != Query()
         part = _FIRST_PART * limit if is_filtered else limit
         runs: list[RunSummary] = []
-        left = EXAMINED
+        remaining = MAX_EXAMINED
         while True:
-            part = min(part, left)
-            [found] = yield [self._part(walk, query, part, limit - len(runs))]
-            last, matching = self._read_part(found.rows)
+            part = min(part, remaining)
+            [outcome] = yield [self._part(walk, query, part, limit - len(runs))]
+            last, matching = self._read_part(outcome.rows)
             runs += matching
             if last is None or last[0] < part or len(runs) == limit:
-                return Found(runs)
-            left -= part
-            if not left:
-                return Found(runs, self._position(last[1]))
+                return SearchResult(runs)
+            remaining -= part
+            if not remaining:
+                return SearchResult(runs, self._position(last[1]))
             walk = walk.after(last[1])
             part *= _GROWTH
 
@@ -208,7 +208,7 @@ class SearchVerbs(Verbs):
         template = sql.OLDEST_FIRST if query.oldest_first else sql.NEWEST_FIRST
         (low, low_id), (high, high_id) = walk.low, walk.high
         ends = {"low": low, "low_id": low_id, "high": high, "high_id": high_id}
-        values = {**walk.values, **ends, **self._shown(query), **_filters(query)}
+        values = {**walk.values, **ends, **self._id_values(query), **_filters(query)}
         return Statement(
             self._statements.sql(template, walk.arm, walk.arms),
             {**values, "part": part, "limit": limit},
@@ -220,8 +220,8 @@ class SearchVerbs(Verbs):
         """Return how many runs were examined, the last one's place, and the runs that match."""
         if not rows:
             return None, []
-        examined, time, key, *_ = rows[0]
-        return (examined, (time, key)), [self._summary(row[2:]) for row in rows[1:]]
+        examined_count, time, key, *_ = rows[0]
+        return (examined_count, (time, key)), [self._summary(row[2:]) for row in rows[1:]]
 
     def _summary(self, row: Sequence[Any]) -> RunSummary:
         key, listed_at, status, workflow, *header, created_at, wake_at, awaits, takeovers = row
@@ -239,7 +239,7 @@ class SearchVerbs(Verbs):
             takeovers=takeovers,
         )
 
-    def _shown(self, query: Query) -> dict[str, Value]:
+    def _id_values(self, query: Query) -> dict[str, Value]:
         """Return the values that select ids: the prefix, and whether to show system runs."""
         return self._id_range(query) | self._system_range(query)
 

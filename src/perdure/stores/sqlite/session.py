@@ -56,10 +56,10 @@ class FileSession(Session, ExclusiveJob):
 
     async def begin(self, verb: Callable[[], Verb[T]]) -> T:
         """Begin a transaction that may write, and return the result of the operation in it."""
-        begun = self._request(partial(self._begin, verb))
+        result = self._request(partial(self._begin, verb))
         self._database.put(self)
         self.open = True
-        return await begun
+        return await result
 
     async def execute(self, sql: str, values: Values) -> Outcome:
         """Run one statement of the user; SQLite's own errors are raised unchanged."""
@@ -68,9 +68,9 @@ class FileSession(Session, ExclusiveJob):
         try:
             return await self._request(partial(_execute, Statement(sql, values)))
         except sqlite3.Error as error:
-            translated = translate_error(error, self._database.path)
-            if isinstance(translated, StoreUnavailable):
-                self.lost = translated
+            store_error = translate_error(error, self._database.path)
+            if isinstance(store_error, StoreUnavailable):
+                self.failure = store_error
             raise
 
     async def finish(self, verb: Callable[[], Verb[bool]]) -> bool:

@@ -128,7 +128,7 @@ CONSUME_DEDUPLICATED = """
 CONSUME = "DELETE FROM $inbox WHERE dedup_id IS NULL AND seq IN ($consumed)"
 
 # Whether each entry is of the newest epoch, and in the journal or in the snapshot.
-WRITTEN = """
+WRITTEN_ENTRIES = """
     SELECT e.column1, e.column2, e.column3, r.epoch = e.column2 AND (
         r.folded >= e.column3 OR EXISTS (
             SELECT 1 FROM $journal AS j
@@ -237,7 +237,7 @@ _FRAGMENTS = {
         id, epoch, wake_at, takeovers, queue, version, CAST(snapshot AS BLOB), listed_at
     """,
 }
-_CONSUMED = """
+_MARK_CONSUMED = """
     SELECT i.seq FROM ($rows) AS e CROSS JOIN $runs AS r CROSS JOIN $inbox AS i
     WHERE r.id = e.column1 AND r.epoch = e.column2 AND r.owner IS NOT NULL
         AND i.run = e.column1 AND i.taken = 0 AND CAST(i.seq AS TEXT) = e.column3
@@ -278,19 +278,19 @@ class Statements:
         for name, fragment in (*_FRAGMENTS.items(), *FRAGMENTS.items()):
             names[name] = Template(fragment).substitute(names)
         self._names = names
-        self._filled: dict[tuple[str, str, int], str] = {}
+        self._cache: dict[tuple[str, str, int], str] = {}
 
     def sql(self, template: str, arm: str = "", count: int = 0) -> str:
         """Return a statement with its names filled in.
 
         `$arms` are that many copies of `arm`, combined by UNION ALL; `$n` in each is its number.
         """
-        filled = self._filled.get((template, arm, count))
-        if filled is None:
+        statement = self._cache.get((template, arm, count))
+        if statement is None:
             copies = (Template(arm).substitute(self._names, n=n) for n in range(count))
             names = {**self._names, "arms": " UNION ALL ".join(copies)}
-            filled = self._filled[template, arm, count] = Template(template).substitute(names)
-        return filled
+            statement = self._cache[template, arm, count] = Template(template).substitute(names)
+        return statement
 
     def many(self, template: str, rows: Sequence[Row]) -> list[Statement]:
         """Return the statements that handle these rows, up to 256 rows each."""
@@ -303,15 +303,15 @@ class Statements:
         # Only a few sizes, so that SQLite's cache has the statement; a row of NULL matches no run.
         size, width = 1 << (len(rows) - 1).bit_length(), len(rows[0])
         values = [*chain.from_iterable(rows), *repeat(None, (size - len(rows)) * width)]
-        filled = self._filled.get((template, "", size)) or self._fill(template, size, width)
-        return [Statement(filled, values)]
+        statement = self._cache.get((template, "", size)) or self._fill(template, size, width)
+        return [Statement(statement, values)]
 
     def _fill(self, template: str, size: int, width: int) -> str:
         row = f"({', '.join('?' * width)})"
         names = {**self._names, "rows": f"VALUES {', '.join([row] * size)}"}
-        names["consumed"] = Template(_CONSUMED).substitute(names)
-        filled = self._filled[template, "", size] = Template(template).substitute(names)
-        return filled
+        names["consumed"] = Template(_MARK_CONSUMED).substitute(names)
+        statement = self._cache[template, "", size] = Template(template).substitute(names)
+        return statement
 
 
 def check_name(table: str) -> str:

@@ -49,20 +49,22 @@ class FileBackend(SqliteSchemaBackend):
         """Do nothing: the threads belong to no event loop."""
 
     async def enqueue_in(
-        self, connection: Any, runs: Sequence[NewRun], *, begun: bool
+        self, connection: Any, runs: Sequence[NewRun], *, in_transaction: bool
     ) -> Sequence[bool]:
-        execute = await self._join(connection, begun=begun)
+        execute = await self._join(connection, in_transaction=in_transaction)
         await self._database.ready()
         return await drive_in(execute, self._leases.enqueue(runs), self._database.path)
 
     async def load_in(self, connection: Any, id: str) -> Snapshot | None:
-        execute = await self._join(connection, begun=True)
+        execute = await self._join(connection, in_transaction=True)
         run = await drive_in(execute, self._runs.load(id), self._database.path)
         return None if run is None else read_run(id, *run)
 
-    async def _join(self, connection: Any, *, begun: bool) -> Execute:
+    async def _join(self, connection: Any, *, in_transaction: bool) -> Execute:
         try:
-            return await join(connection, self._database, self._table, begun=begun)
+            return await join(
+                connection, self._database, self._table, in_transaction=in_transaction
+            )
         except sqlite3.Error as error:
             raise translate_error(error, self._database.path) from error
 

@@ -76,7 +76,7 @@ class ExclusiveJob(ABC):
 
     @abstractmethod
     def serve(self, connection: sqlite3.Connection) -> None:
-        """Do the job, in the writer thread."""
+        """Run the job, in the writer thread."""
 
     @abstractmethod
     def refuse(self, error: BaseException) -> None:
@@ -110,7 +110,7 @@ class Checkpoint(ExclusiveJob):
         self._done()
 
     def refuse(self, error: BaseException) -> None:
-        """Do nothing: the log only stays long."""
+        """Do nothing else: without the checkpoint, the log only stays longer."""
         self._done()
 
 
@@ -198,6 +198,7 @@ class _Writer:
         try:
             for job in jobs:
                 job.run(connection)
+            # Measured, because single writes are committed on the event loop only on a fast disk.
             start = self._clock.monotonic()
             connection.execute("COMMIT")
             self._record_duration(self._clock.monotonic() - start)
@@ -239,21 +240,22 @@ class Database:
         self._threads: list[Thread] = []
         self._starting = Lock()
         self._process = 0
-        self._migrated = False
-        self._closed = False
+        self._is_migrated = False
+        self._is_closed = False
         self._watch = FileWatch(path)
         self._inline = InlineCommit(
             lambda: open_connection(path, durability, timedelta(0)),
-            lambda: self._writes.put(Checkpoint(self._inline.checkpointed)),
+            lambda: self._writes.put(Checkpoint(self._inline.resume)),
         )
 
     async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:
         """Run an operation and return its result once committed, here if `inline` is possible."""
         self._check_open()
-        if inline and self._migrated and self.path != MEMORY and self._writes.empty():
-            committed = self._inline.commit(verb)
-            if committed is not None:
-                return committed[0]
+        # Handing a job to the thread and its result back takes almost as long as the commit.
+        if inline and self._is_migrated and self.path != MEMORY and self._writes.empty():
+            outcome = self._inline.commit(verb)
+            if outcome is not None:
+                return outcome[0]
         job = Job(verb)
         self._writes.put(job)
         return await job.future
@@ -271,11 +273,11 @@ class Database:
     @property
     def is_ready(self) -> bool:
         """Whether the file was opened and migrated."""
-        return self._migrated
+        return self._is_migrated
 
     async def ready(self) -> None:
         """Open and migrate the file, unless that is done."""
-        if not self._migrated:
+        if not self._is_migrated:
             opening = OpenFile()
             self.put(opening)
             await opening.job.future
@@ -292,7 +294,7 @@ class Database:
     async def close(self) -> None:
         """End the threads once they have finished all queued jobs."""
         with self._starting:
-            self._closed = True
+            self._is_closed = True
             threads, self._threads = self._threads, []
         self._inline.close()
         if threads and self._process == os.getpid():
@@ -306,7 +308,7 @@ class Database:
             self._reads.put(None)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise StoreClosed(f"the store on {self.path} is closed; open a new one")
         if not self._threads:
             self._start()
@@ -319,7 +321,7 @@ class Database:
 
     def _start(self) -> None:
         with self._starting:
-            if self._threads or self._closed:
+            if self._threads or self._is_closed:
                 return
             writer = _Writer(
                 self.path,
@@ -350,9 +352,9 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        if not self._migrated and self.path != MEMORY:
+        if not self._is_migrated and self.path != MEMORY:
             self._watch.begin()
-        self._migrated = True
+        self._is_migrated = True
         return connection
 
 
@@ -369,10 +371,10 @@ def _deliver(jobs: Sequence[Job[Any]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
     for job in jobs:
         by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, finished in by_loop.items():
+    for loop, finished_jobs in by_loop.items():
         # If the loop was closed in the meantime, nothing awaits the jobs.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, finished)
+            loop.call_soon_threadsafe(_resolve, finished_jobs)
 
 
 def _resolve(jobs: Sequence[Job[Any]]) -> None:

@@ -30,7 +30,7 @@ class Session(ABC):
     def __init__(self, target: object) -> None:
         self.target = target
         self.open = False
-        self.lost: StoreUnavailable | None = None
+        self.failure: StoreUnavailable | None = None
         """The error after which the transaction cannot continue, if the database failed."""
 
     @abstractmethod
@@ -57,8 +57,8 @@ class Session(ABC):
         try:
             return await work(transaction)
         except Exception as error:
-            if self.lost is not None:
-                raise StoreUnavailable(f"{self.lost}") from error
+            if self.failure is not None:
+                raise StoreUnavailable(f"{self.failure}") from error
             raise
         finally:
             _current.reset(token)

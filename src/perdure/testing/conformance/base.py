@@ -28,11 +28,11 @@ class SaveChecks(Harness):
 
     async def test_load_returns_what_was_saved(self, store: Store) -> None:
         """A loaded snapshot is what was saved, including fields that the store does not know."""
-        whole = snapshot("a", "b", workflow="order", metadata={"input": {"n": [1, None]}})
+        run_snapshot = snapshot("a", "b", workflow="order", metadata={"input": {"n": [1, None]}})
         warning = SnapshotWarning(type="lossy_value", stepId="a", path="value", reason="non-json")
-        whole["warnings"] = [warning]
-        await store.save("run", whole)
-        assert await store.load("run") == whole
+        run_snapshot["warnings"] = [warning]
+        await store.save("run", run_snapshot)
+        assert await store.load("run") == run_snapshot
 
     async def test_load_returns_none_for_a_missing_run(self, store: Store) -> None:
         """Return the merged snapshot, or `None`."""
@@ -40,9 +40,9 @@ class SaveChecks(Harness):
 
     async def test_load_returns_an_independent_copy(self, store: Store) -> None:
         """Changes to a loaded snapshot, or to one that was saved, do not reach the store."""
-        whole = snapshot("a")
-        await store.save("run", whole)
-        whole["steps"]["b"] = {"ok": True, "value": "b"}
+        run_snapshot = snapshot("a")
+        await store.save("run", run_snapshot)
+        run_snapshot["steps"]["b"] = {"ok": True, "value": "b"}
         loaded = await store.load("run")
         assert loaded is not None
         loaded["steps"].clear()
@@ -55,13 +55,13 @@ class SaveChecks(Harness):
         assert await steps_of(store) == keys
 
     async def test_save_replaces_the_whole_run(self, store: Store) -> None:
-        """Replace the whole run with `snapshot`: its previous state is gone."""
+        """Replace the whole run with `snapshot`."""
         await store.save("run", snapshot("a", "b", workflow="order", metadata={"x": 1}))
         await store.save("run", snapshot("c"))
         assert await store.load("run") == snapshot("c")
 
     async def test_save_replaces_the_journal(self, store: Store) -> None:
-        """The previous state, journal included, is gone."""
+        """Replace the whole run, including its journal."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await append_entries(journal, step(grant, 1, "a"))

@@ -105,8 +105,8 @@ class BatchChecks(Harness):
         assert [receipt.unconsumed for receipt in receipts] == [1, 2, 3, 4]
         first, second, *_ = await inboxes.inbox("run")
         await append_entries(inboxes, step(grant, 1, "a", consumes=(first.id, second.id)))
-        again, new = await inboxes.send([message("0", dedup_id="0"), message("new")])
-        assert again == Receipt(Delivery.DUPLICATE, 2)
+        repeated_receipt, new = await inboxes.send([message("0", dedup_id="0"), message("new")])
+        assert repeated_receipt == Receipt(Delivery.DUPLICATE, 2)
         assert new == Receipt(Delivery.DELIVERED, 3)
         (third, *_) = await inboxes.inbox("run")
         data = as_json(snapshot("a", status="waiting", event="x"))
@@ -125,18 +125,18 @@ class BatchChecks(Harness):
 
         async def send(number: int) -> int:
             # Each sender repeats its message, as if the first reply was lost.
-            sent = message(f"{number}", dedup_id=f"{number}")
-            first = await (inboxes, other)[number % 2].send([sent])
-            again = await (other, inboxes)[number % 2].send([sent])
+            new_message = message(f"{number}", dedup_id=f"{number}")
+            first = await (inboxes, other)[number % 2].send([new_message])
+            receipts = await (other, inboxes)[number % 2].send([new_message])
             assert first[0].delivery is Delivery.DELIVERED
-            assert again[0].delivery is Delivery.DUPLICATE
-            return max(first[0].unconsumed, again[0].unconsumed)
+            assert receipts[0].delivery is Delivery.DUPLICATE
+            return max(first[0].unconsumed, receipts[0].unconsumed)
 
-        counted = await asyncio.gather(*map(send, range(SENDERS)))
+        counts = await asyncio.gather(*map(send, range(SENDERS)))
         if other is not inboxes:
             await other.close()
         assert len(await inboxes.inbox("run")) == SENDERS
-        assert max(counted) == SENDERS
+        assert max(counts) == SENDERS
 
     async def test_a_sender_that_crashed_counts_when_it_repeats_its_message(
         self, store: Store
@@ -144,19 +144,19 @@ class BatchChecks(Harness):
         """The same is true if senders crash between their writes and repeat them."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
-        counted = 0
+        message_count = 0
         for writes in range(SENDERS):
             crashing = await self.crashing(store, writes % 7)
             if crashing is None:
                 pytest.skip(f"{type(self).__name__} has no crashing(): each write is atomic")
-            sent = message(f"{writes}", dedup_id=f"{writes}")
+            new_message = message(f"{writes}", dedup_id=f"{writes}")
             # The store's author chooses the error of a crash.
             with suppress(Exception):
-                await need_inbox(crashing).send([sent])
-            (receipt,) = await inboxes.send([sent])
-            counted = max(counted, receipt.unconsumed)
+                await need_inbox(crashing).send([new_message])
+            (receipt,) = await inboxes.send([new_message])
+            message_count = max(message_count, receipt.unconsumed)
             assert len(await inboxes.inbox("run")) == writes + 1
-            assert counted >= writes + 1
+            assert message_count >= writes + 1
 
 
 class PageChecks(Harness):
@@ -203,16 +203,16 @@ class PageChecks(Harness):
         assert grant.lease.has_messages
         others = await inboxes.inbox("run", after=grant.inbox[-1].id)
         assert [each.name for each in others] == [f"{INBOX_PAGE}", f"{INBOX_PAGE + 1}"]
-        again = await acquire_run(inboxes, owner="ana")
-        assert again.inbox == grant.inbox
+        next_grant = await acquire_run(inboxes, owner="ana")
+        assert next_grant.inbox == grant.inbox
 
     async def test_a_log_is_a_run_that_is_never_leased(self, store: Store) -> None:
         """Every reader sees the messages in the same order, and nothing consumes them."""
         logs = need_queues(store)
         await logs.enqueue([queued("~log:a", rest=Rest("waiting"))])
         for number in range(12):
-            sent = message(f"{number}", "~log:a", dedup_id=f"{number}")
-            assert list(await logs.send([sent])) == [Receipt(Delivery.DELIVERED, number + 1)]
+            new_message = message(f"{number}", "~log:a", dedup_id=f"{number}")
+            assert list(await logs.send([new_message])) == [Receipt(Delivery.DELIVERED, number + 1)]
         assert await claimed_ids(logs) == []
         names = [f"{number}" for number in range(12)]
         assert [each.name for each in await pages(logs, "~log:a", 5)] == names

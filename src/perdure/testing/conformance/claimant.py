@@ -17,17 +17,17 @@ from perdure.stores import open_store
 from perdure.testing.conformance.harness import need_schedule, write_rest
 
 
-def open_by_name(where: str) -> Store:
+def open_by_name(location: str) -> Store:
     """Open the store of a URL or a `module:function`."""
-    if "://" in where:
-        return open_store(where)
-    module, _, function = where.partition(":")
+    if "://" in location:
+        return open_store(location)
+    module, _, function = location.partition(":")
     return cast(Store, getattr(import_module(module), function)())
 
 
-async def claim_all(where: str, owner: str) -> list[str]:
+async def claim_all(location: str, owner: str) -> list[str]:
     """Return the ids of all runs that this process claimed and completed."""
-    store = need_schedule(open_by_name(where))
+    store = need_schedule(open_by_name(location))
     await store.load("run")
     write_line("ready")
     await asyncio.to_thread(sys.stdin.readline)

@@ -136,16 +136,16 @@ class HostileIdChecks(Harness):
             await store.save(id, snapshot())
         for number, id in enumerate(NAMES):
             await store.delete(id)
-            left = await store.list(limit=1_000)
-            assert {run.id for run in left} == set(NAMES[number + 1 :]), ascii(id)
+            remaining = await store.list(limit=1_000)
+            assert {run.id for run in remaining} == set(NAMES[number + 1 :]), ascii(id)
 
     async def test_every_prefix_is_exact(self, store: Store) -> None:
         """`prefix` is exact and case-sensitive, whatever its characters."""
         for id in NAMES:
             await store.save(id, snapshot())
         for prefix in NAMES:
-            found = {run.id for run in await store.list(prefix=prefix, limit=1_000)}
-            assert found == {id for id in NAMES if id.startswith(prefix)}, ascii(prefix)
+            ids = {run.id for run in await store.list(prefix=prefix, limit=1_000)}
+            assert ids == {id for id in NAMES if id.startswith(prefix)}, ascii(prefix)
 
     async def test_paging_returns_every_id(self, store: Store) -> None:
         """`after` is the `cursor` of the last run, whatever its id."""
@@ -206,8 +206,8 @@ class HostileIdChecks(Harness):
         renewed = await schedule.renew([grant.lease for grant in grants], LONG)
         assert {lease.id for lease in renewed if lease is not None} == set(NAMES)
         await schedule.release([grants[0].lease])
-        (again,) = await schedule.claim("bob", LONG, 1_000)
-        assert again.lease.id == grants[0].lease.id
+        (grant_after_release,) = await schedule.claim("bob", LONG, 1_000)
+        assert grant_after_release.lease.id == grants[0].lease.id
 
     async def test_owners_may_have_any_name(self, store: Store) -> None:
         """Refused if another owner's lease has not expired: no two names are the same owner."""
@@ -236,8 +236,8 @@ class HostileNameChecks(Harness):
     async def test_claims_may_be_restricted_to_any_workflow_name(self, store: Store) -> None:
         """`drives` restricts the claim to these workflows, whatever their characters."""
         schedule = need_schedule(store)
-        whole = as_json(snapshot())
-        await schedule.enqueue([NewRun(f"{n}", name, whole) for n, name in enumerate(NAMES)])
+        data = as_json(snapshot())
+        await schedule.enqueue([NewRun(f"{n}", name, data) for n, name in enumerate(NAMES)])
         for number, name in enumerate(NAMES):
             grants = await schedule.claim("ana", LONG, 10, drives=drives(name))
             assert [grant.lease.id for grant in grants] == [f"{number}"], ascii(name)
@@ -268,9 +268,11 @@ class HostileNameChecks(Harness):
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
         first = [await send_one(inboxes, "run", "paid", b"1", dedup_id=name) for name in NAMES]
-        again = [await send_one(inboxes, "run", "paid", b"1", dedup_id=name) for name in NAMES]
+        second_deliveries = [
+            await send_one(inboxes, "run", "paid", b"1", dedup_id=name) for name in NAMES
+        ]
         assert first == [Delivery.DELIVERED] * len(NAMES)
-        assert again == [Delivery.DUPLICATE] * len(NAMES)
+        assert second_deliveries == [Delivery.DUPLICATE] * len(NAMES)
 
     async def test_steps_may_have_any_key(self, store: Store) -> None:
         """Steps are in the order they were recorded, whatever their keys."""

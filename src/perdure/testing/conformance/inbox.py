@@ -193,8 +193,8 @@ class WakeChecks(Harness):
     async def test_an_awaited_event_makes_an_unowned_run_due(self, store: Store) -> None:
         """An unowned run that awaits `name` becomes due at once."""
         inboxes = need_inbox(store)
-        later = await store_time(inboxes) + LONG
-        for id, wake_at in (("with timeout", later), ("without", None)):
+        future = await store_time(inboxes) + LONG
+        for id, wake_at in (("with timeout", future), ("without", None)):
             rest = Rest("waiting", wake_at, ("other", "paid"))
             await write_rest(inboxes, await acquire_run(inboxes, id), rest)
             await send_one(inboxes, id, "paid", b"1")
@@ -259,11 +259,11 @@ class WakeChecks(Harness):
             grant = await acquire_run(inboxes, status)
             await send_one(inboxes, status, "~watch", b"1")
             await write_rest(inboxes, grant, Rest(status, awaits=("~watch",)))
-            (again,) = await inboxes.claim("ana", LONG, 10)
-            assert again.lease.id == status
-            (message,) = again.inbox
+            (next_grant,) = await inboxes.claim("ana", LONG, 10)
+            assert next_grant.lease.id == status
+            (message,) = next_grant.inbox
             data, rest = as_json(snapshot(status=status)), Rest(status, awaits=("~watch",))
-            entry = Entry(status, again.lease.epoch, 1, data, (message.id,), rest)
+            entry = Entry(status, next_grant.lease.epoch, 1, data, (message.id,), rest)
             assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
             assert await claimed_ids(inboxes) == []
             assert await send_one(inboxes, status, "~watch", b"2") is Delivery.OVER

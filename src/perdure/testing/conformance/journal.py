@@ -28,9 +28,9 @@ ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN
 
 def with_outbox(**items: OutboxItem | None) -> Snapshot:
     """Return a snapshot, or the delta of a journal entry, with these outbox items."""
-    whole = snapshot()
-    whole["outbox"] = items
-    return whole
+    run_snapshot = snapshot()
+    run_snapshot["outbox"] = items
+    return run_snapshot
 
 
 class AppendChecks(Harness):
@@ -147,11 +147,11 @@ class AppendChecks(Harness):
         epoch = grant.lease.epoch
         await append_entries(journal, Entry("run", epoch, 1, as_json(second)))
         await append_entries(journal, Entry("run", epoch, 2, as_json(third)))
-        whole = merge_snapshots(first, second, third)
-        assert outbox_of(whole) == {"start": {"run": "child"}}
-        assert await journal.load("run") == whole
+        merged_snapshot = merge_snapshots(first, second, third)
+        assert outbox_of(merged_snapshot) == {"start": {"run": "child"}}
+        assert await journal.load("run") == merged_snapshot
         await journal.release([grant.lease])
-        assert (await acquire_run(journal, owner="bob")).snapshot == whole
+        assert (await acquire_run(journal, owner="bob")).snapshot == merged_snapshot
 
     async def test_a_step_recorded_again_keeps_its_place(self, store: Store) -> None:
         """Return the merged snapshot, its steps in the order they were recorded."""
@@ -185,18 +185,18 @@ class AppendChecks(Harness):
         journal = need_journal(store)
         grant = await acquire_run(journal)
         first, second = step(grant, 1, "a"), step(grant, 2, "b")
-        again = Entry(first.id, first.epoch, first.n, delta(a="changed", z="new"))
+        repeated_entry = Entry(first.id, first.epoch, first.n, delta(a="changed", z="new"))
         await append_entries(journal, first, second)
         before = await journal.load("run")
-        assert await append_entries(journal, again, second) == [ACCEPTED, ACCEPTED]
+        assert await append_entries(journal, repeated_entry, second) == [ACCEPTED, ACCEPTED]
         assert await journal.load("run") == before
 
     async def test_an_entry_twice_in_one_batch_is_written_once(self, store: Store) -> None:
         """An entry sent again is accepted and changes nothing, even within one call."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
-        first, again = step(grant, 1, "a"), Entry("run", grant.lease.epoch, 1, delta("b"))
-        assert await append_entries(journal, first, again) == [ACCEPTED, ACCEPTED]
+        first, repeated_entry = step(grant, 1, "a"), Entry("run", grant.lease.epoch, 1, delta("b"))
+        assert await append_entries(journal, first, repeated_entry) == [ACCEPTED, ACCEPTED]
         assert await steps_of(journal) == ["a"]
 
     async def test_an_accepted_entry_is_visible_to_another_instance(self, store: Store) -> None:
@@ -229,18 +229,18 @@ class RestChecks(Harness):
         journal = need_journal(store)
         grant = await acquire_run(journal, create=snapshot("first"))
         await append_entries(journal, step(grant, 1, "replaced"))
-        whole = snapshot("b", "10", "9", status="completed", workflow="order")
-        entry = Entry("run", grant.lease.epoch, 2, as_json(whole), rest=Rest("completed"))
+        run_snapshot = snapshot("b", "10", "9", status="completed", workflow="order")
+        entry = Entry("run", grant.lease.epoch, 2, as_json(run_snapshot), rest=Rest("completed"))
         assert await append_entries(journal, entry) == [ACCEPTED]
-        assert await journal.load("run") == whole
+        assert await journal.load("run") == run_snapshot
         assert await steps_of(journal) == ["b", "10", "9"]
 
     async def test_a_rest_may_follow_steps_in_the_same_call(self, store: Store) -> None:
         """Write the entries in order: a rest after steps of its run is accepted."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
-        whole = as_json(snapshot("a", "b", status="completed"))
-        rest = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("completed"))
+        data = as_json(snapshot("a", "b", status="completed"))
+        rest = Entry("run", grant.lease.epoch, 3, data, rest=Rest("completed"))
         batch = [step(grant, 1, "a"), step(grant, 2, "b"), rest]
         assert await append_entries(journal, *batch) == [ACCEPTED] * 3
         assert await steps_of(journal) == ["a", "b"]
@@ -295,8 +295,8 @@ class RestChecks(Harness):
         """The reply to a call may be lost, so all of its entries can be sent again."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
-        whole = as_json(snapshot("a", "b", status="completed"))
-        rest = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("completed"))
+        data = as_json(snapshot("a", "b", status="completed"))
+        rest = Entry("run", grant.lease.epoch, 3, data, rest=Rest("completed"))
         batch = [step(grant, 1, "a"), step(grant, 2, "b"), rest]
         for _ in range(2):
             assert await append_entries(journal, *batch) == [ACCEPTED] * 3
@@ -320,8 +320,8 @@ class RestChecks(Harness):
         """A rest closes its epoch for later entries of the same call, but not for other runs."""
         journal = need_journal(store)
         grant, other = await acquire_run(journal), await acquire_run(journal, "other")
-        whole = as_json(snapshot("a", status="completed"))
-        first = Entry("run", grant.lease.epoch, 2, whole, rest=Rest("completed"))
+        data = as_json(snapshot("a", status="completed"))
+        first = Entry("run", grant.lease.epoch, 2, data, rest=Rest("completed"))
         late = as_json(snapshot("late", status="failed"))
         second = Entry("run", grant.lease.epoch, 4, late, rest=Rest("failed"))
         batch = [step(grant, 1, "a"), first, step(grant, 3, "late"), second, step(other, 1, "b")]
@@ -343,8 +343,8 @@ class RestChecks(Harness):
         journal = need_journal(store)
         grant = await acquire_run(journal)
         await write_rest(journal, grant, Rest("completed"), "a", n=2)
-        whole = as_json(snapshot("late", status="failed"))
-        late = Entry("run", grant.lease.epoch, 3, whole, rest=Rest("failed"))
+        data = as_json(snapshot("late", status="failed"))
+        late = Entry("run", grant.lease.epoch, 3, data, rest=Rest("failed"))
         assert await append_entries(journal, step(grant, 1, "a"), late) == [ACCEPTED, FENCED]
         assert await steps_of(journal) == ["a"]
 

@@ -325,13 +325,13 @@ class RenewChecks(Harness):
     async def test_renew_returns_none_for_each_lost_lease(self, store: Store) -> None:
         """Return `None` for each that was lost, in order."""
         leases = need_lease(store)
-        current, deleted, taken, released = [
+        current, deleted, taken_over, released = [
             await acquire_run(leases, id) for id in ("current", "deleted", "taken", "released")
         ]
         await leases.delete("deleted")
-        await leases.release([taken.lease, released.lease])
+        await leases.release([taken_over.lease, released.lease])
         await acquire_run(leases, "taken", "bob")
-        all_four = [deleted.lease, taken.lease, current.lease, released.lease]
+        all_four = [deleted.lease, taken_over.lease, current.lease, released.lease]
         answers = [lease and lease.id for lease in await leases.renew(all_four, LONG)]
         assert answers == [None, None, "current", None]
         assert list(await leases.renew([], LONG)) == []

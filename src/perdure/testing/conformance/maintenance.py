@@ -160,9 +160,9 @@ class StatsChecks(Harness):
         for status, number in expected.items():
             for turn in range(number):
                 await maintenance.save(f"{status} {turn}", snapshot(status=status))
-        counted = (await maintenance.stats()).by_status
-        assert {status: counted.get(status, 0) for status in STATUSES} == expected
-        assert set(counted) <= set(STATUSES)
+        counts = (await maintenance.stats()).by_status
+        assert {status: counts.get(status, 0) for status in STATUSES} == expected
+        assert set(counts) <= set(STATUSES)
 
     async def test_stats_of_an_empty_store(self, store: Store) -> None:
         """No runs, no counts, nothing due."""
@@ -185,13 +185,13 @@ class StatsChecks(Harness):
         """The queues that have due or owned runs, by name, all keys of a queue together."""
         maintenance = need_everything(store)
         now = await store_time(maintenance)
-        past, later = now - 7 * SECOND, now + LONG
+        past, future = now - 7 * SECOND, now + LONG
         await maintenance.enqueue(
             [
                 queued("1", "a", wake_at=past),
                 queued("2", "a/x", wake_at=past + SECOND),
                 queued("3", "a/y"),
-                queued("4", "later", wake_at=later),
+                queued("4", "later", wake_at=future),
                 queued("5"),
                 queued("6", "b"),
                 queued("7", "~permit:b"),

@@ -68,17 +68,17 @@ class ModelChecks(Harness):
     async def test_every_snapshot_is_loaded_unchanged(self, store: Store) -> None:
         """A loaded snapshot is what was saved."""
 
-        async def check(whole: Any) -> None:
-            await store.save("run", whole)
-            await same(store, whole)
+        async def check(run_snapshot: Any) -> None:
+            await store.save("run", run_snapshot)
+            await same(store, run_snapshot)
 
         await for_all(DELTAS, self.examples, check)
 
     async def test_the_store_agrees_with_a_simple_model(self, store: Store) -> None:
         """Every method does what it promises after any sequence of calls."""
-        whole = need_everything(store)
+        full_store = need_everything(store)
         await run_machine(
-            lambda bridge: StoreMachine(whole, bridge, self), self.examples, shrink=self.shrink
+            lambda bridge: StoreMachine(full_store, bridge, self), self.examples, shrink=self.shrink
         )
 
 

@@ -28,9 +28,9 @@ class ModelRun:
     dedup_ids: set[str] = field(default_factory=set)
     rested_at: datetime | None = None
 
-    def rest(self, whole: Snapshot, rest: Rest, now: datetime) -> None:
+    def rest(self, run_snapshot: Snapshot, rest: Rest, now: datetime) -> None:
         """Apply a rest."""
-        self.snapshot, self.status, self.awaits = whole, rest.status, rest.awaits
+        self.snapshot, self.status, self.awaits = run_snapshot, rest.status, rest.awaits
         self.lease, self.rested_at = None, now
         self.takeovers, self.progressed = 0, False
         self.wake_at = now if set(self.inbox) & set(rest.awaits) else rest.wake_at

@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def nested(depth: int) -> Any:
+def nested_value(depth: int) -> Any:
     """Return a value that is nested to this depth."""
     value: Any = "bottom"
     for level in range(depth):
@@ -58,34 +58,34 @@ class PayloadChecks(Harness):
 
     async def test_values_are_loaded_unchanged(self, store: Store) -> None:
         """A loaded snapshot is what was saved, including types and the order of keys."""
-        whole = snapshot(metadata=VALUES, **VALUES)
-        await store.save("run", whole)
+        run_snapshot = snapshot(metadata=VALUES, **VALUES)
+        await store.save("run", run_snapshot)
         loaded = await store.load("run")
         assert loaded is not None
-        assert exact(loaded["steps"]) == exact(whole["steps"])
+        assert exact(loaded["steps"]) == exact(run_snapshot["steps"])
         assert exact(loaded.get("metadata")) == exact(VALUES)
 
     async def test_journaled_values_are_loaded_unchanged(self, store: Store) -> None:
         """A loaded snapshot is what was appended, before a rest and after it."""
         journal = need_journal(store)
         grant = await acquire_run(journal)
-        whole = snapshot(**VALUES)
+        run_snapshot = snapshot(**VALUES)
         for n, (key, value) in enumerate(VALUES.items()):
             data = as_json(with_step(key, value))
             await journal.append([Entry("run", grant.lease.epoch, n, data, step=key)])
         loaded = await journal.load("run")
         assert loaded is not None
-        assert exact(loaded["steps"]) == exact(whole["steps"])
-        rest = Entry("run", grant.lease.epoch, 999, as_json(whole), rest=Rest("completed"))
+        assert exact(loaded["steps"]) == exact(run_snapshot["steps"])
+        rest = Entry("run", grant.lease.epoch, 999, as_json(run_snapshot), rest=Rest("completed"))
         await journal.append([rest])
         loaded = await journal.load("run")
         assert loaded is not None
-        assert exact(loaded["steps"]) == exact(whole["steps"])
+        assert exact(loaded["steps"]) == exact(run_snapshot["steps"])
 
     async def test_deeply_nested_values_are_loaded_unchanged(self, store: Store) -> None:
         """A value may be deeply nested."""
-        await store.save("run", snapshot(deep=nested(80)))
-        assert await store.load("run") == snapshot(deep=nested(80))
+        await store.save("run", snapshot(deep=nested_value(80)))
+        assert await store.load("run") == snapshot(deep=nested_value(80))
 
     async def test_payloads_are_returned_byte_for_byte(self, store: Store) -> None:
         """`payload` is JSON and is returned as the same bytes."""

@@ -66,8 +66,8 @@ class PrefixChecks(Harness):
             assert list(await second.summaries(["1"])) == [None]
             assert list(await second.queues(now, 5)) == []
             assert list(await second.claim("ana", LONG, 5, queues={"emails": 5})) == []
-            (found,) = (await first.search(Query(tags=("a=1",)), 5)).runs
-            assert found.id == "1"
+            (summary,) = (await first.search(Query(tags=("a=1",)), 5)).runs
+            assert summary.id == "1"
             assert list(await first.counts(Query(), 5)) == [Count("order", "queued", 1)]
             assert list(await first.queues(now, 5)) == ["emails"]
             assert len(await first.claim("ana", LONG, 5, queues={"emails": 5})) == 1
@@ -84,11 +84,11 @@ class PrefixChecks(Harness):
 
     async def test_a_store_without_a_prefix_sees_full_ids(self, store: Store) -> None:
         """Stored id = prefix + id."""
-        whole = await self.open_another(store)
+        unprefixed = await self.open_another(store)
         async with self._two(store) as (one, _):
             await one.save("run", snapshot("one"))
-            assert await steps_of(whole, "p_:run") == ["one"]
-        await whole.close()
+            assert await steps_of(unprefixed, "p_:run") == ["one"]
+        await unprefixed.close()
 
     async def test_each_prefix_has_its_own_leases(self, store: Store) -> None:
         """Prefixes apply to leases: one tenant never blocks another."""

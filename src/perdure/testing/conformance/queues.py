@@ -91,8 +91,8 @@ class QueueChecks(Harness):
         now = await store_time(queues) + SECOND
         assert [run.id for run in await queues.due(now, 10)] == ["b"]
         assert [run.id for run in await queues.due(now, 10, queues={"x": 1, "y": 9})] == ["a", "d"]
-        found = await queues.due(now, 10, queues={"x": 9}, drives=drives("other"))
-        assert list(found) == []
+        due_runs = await queues.due(now, 10, queues={"x": 9}, drives=drives("other"))
+        assert list(due_runs) == []
 
     async def test_a_grant_names_the_queue_and_the_version(self, store: Store) -> None:
         """A grant has everything that its owner needs to continue."""
@@ -266,15 +266,15 @@ class OrderChecks(Harness):
     async def test_a_run_with_a_wake_time_never_starts_early(self, store: Store) -> None:
         """A head start only changes the order of runs that are due at once."""
         schedule = need_schedule(store)
-        later = await store_time(schedule) + LONG
-        await schedule.enqueue([queued("run", wake_at=later, head_start=DAY)])
+        wake_at = await store_time(schedule) + LONG
+        await schedule.enqueue([queued("run", wake_at=wake_at, head_start=DAY)])
         assert list(await schedule.claim("ana", LONG, 1)) == []
 
     async def test_an_enqueued_run_is_queued_until_it_is_claimed(self, store: Store) -> None:
         """Create runs that wait for a claim, with the status queued."""
         schedule = need_schedule(store)
-        later = await store_time(schedule) + LONG
-        await schedule.enqueue([queued("run"), queued("later", wake_at=later)])
+        wake_at = await store_time(schedule) + LONG
+        await schedule.enqueue([queued("run"), queued("later", wake_at=wake_at)])
         assert (await summary_of(schedule)).status == "queued"
         assert (await summary_of(schedule, "later")).status == "queued"
         (grant,) = await schedule.claim("ana", LONG, 1)
@@ -285,17 +285,17 @@ class OrderChecks(Harness):
     async def test_a_run_may_be_created_at_rest(self, store: Store) -> None:
         """A run with a `rest` is created in that state."""
         schedule = need_queues(store)
-        later = await store_time(schedule) + LONG
+        wake_at = await store_time(schedule) + LONG
         rests = {
             "paused": Rest("paused", None, ("resume",)),
             "waiting": Rest("waiting", None, ("paid",)),
-            "suspended": Rest("suspended", later),
+            "suspended": Rest("suspended", wake_at),
         }
         await schedule.enqueue([queued(id, rest=rest) for id, rest in rests.items()])
         for id, rest in rests.items():
             assert (await summary_of(schedule, id)).status == rest.status
         assert await claim_from(schedule, None) == []
-        assert [run.id for run in await schedule.due(later + SECOND, 10)] == ["suspended"]
+        assert [run.id for run in await schedule.due(wake_at + SECOND, 10)] == ["suspended"]
         await send_one(schedule, "paused", "paid", b"1")
         await send_one(schedule, "waiting", "paid", b"1")
         assert await claim_from(schedule, None) == ["waiting"]

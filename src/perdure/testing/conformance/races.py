@@ -41,7 +41,7 @@ ROUNDS = 20
 T = TypeVar("T")
 
 
-async def together(works: Iterable[Awaitable[T]]) -> list[T]:
+async def run_all(works: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of all awaitables, started at the same time."""
     return list(await asyncio.gather(*works))
 
@@ -54,7 +54,7 @@ class LeaseRaceChecks(Harness):
         need_atomic_lease(store)
         leases = need_lease(store)
         await leases.save("run", snapshot())
-        grants = await together(request_run(leases, owner=f"owner {n}") for n in range(MANY))
+        grants = await run_all(request_run(leases, owner=f"owner {n}") for n in range(MANY))
         assert len([grant for grant in grants if grant is not None]) == 1
 
     async def test_one_of_many_requests_takes_over_an_expired_lease(self, store: Store) -> None:
@@ -63,7 +63,7 @@ class LeaseRaceChecks(Harness):
         leases = need_lease(store)
         await acquire_run(leases, owner="ana", ttl=self.short)
         await self.expire()
-        grants = await together(request_run(leases, owner=f"owner {n}") for n in range(MANY))
+        grants = await run_all(request_run(leases, owner=f"owner {n}") for n in range(MANY))
         assert [grant.takeovers for grant in grants if grant is not None] == [1]
 
     async def test_one_of_many_requests_creates_the_run(self, store: Store) -> None:
@@ -71,7 +71,7 @@ class LeaseRaceChecks(Harness):
         need_atomic_lease(store)
         leases = need_lease(store)
         create = as_json(snapshot())
-        answers = await together(
+        answers = await run_all(
             leases.acquire([LeaseRequest("run", f"owner {n}", LONG, create=create, existing=False)])
             for n in range(MANY)
         )
@@ -82,7 +82,7 @@ class LeaseRaceChecks(Harness):
         """The epoch is never used twice for one id, and the highest one fences out the others."""
         need_atomic_lease(store)
         journal = need_journal(store)
-        grants = await together(acquire_run(journal, owner="ana") for _ in range(MANY))
+        grants = await run_all(acquire_run(journal, owner="ana") for _ in range(MANY))
         epochs = [grant.lease.epoch for grant in grants]
         assert len(set(epochs)) == MANY
         verdicts = await append_entries(journal, *(step(grant, 1, "a") for grant in grants))
@@ -96,10 +96,12 @@ class LeaseRaceChecks(Harness):
         previous = [await acquire_run(leases, f"{n}", "ana", self.short) for n in range(ROUNDS)]
         await self.expire()
         for old in previous:
-            (renewed,), taken = await asyncio.gather(
+            (renewed_lease,), new_grant = await asyncio.gather(
                 leases.renew([old.lease], LONG), request_run(leases, old.lease.id, "bob")
             )
-            assert (renewed is None) != (taken is None), "both own the run, or neither does"
+            assert (renewed_lease is None) != (new_grant is None), (
+                "both own the run, or neither does"
+            )
 
     async def test_an_accepted_entry_is_visible_to_the_next_owner(self, store: Store) -> None:
         """Once a lease is granted, entries of an older epoch are refused or ignored.
@@ -141,7 +143,7 @@ class LeaseRaceChecks(Harness):
         grants = [await acquire_run(journal, f"run {n}") for n in range(MANY)]
         keys = [f"{n}" for n in range(9, -1, -1)]
         for n, key in enumerate(keys):
-            await together(append_entries(journal, step(grant, n, key)) for grant in grants)
+            await run_all(append_entries(journal, step(grant, n, key)) for grant in grants)
         for grant in grants:
             assert await steps_of(journal, grant.lease.id) == keys
 
@@ -166,7 +168,7 @@ class ScheduleRaceChecks(Harness):
     async def _share(self, stores: list[ScheduledStore]) -> None:
         runs = [new_run(f"{n}") for n in range(2 * MANY)]
         await stores[0].enqueue(runs)
-        claims = await together(
+        claims = await run_all(
             claimed_ids(store, f"owner {n}", limit=3)
             for n, store in zip(range(MANY), cycle(stores), strict=False)
         )
@@ -179,7 +181,7 @@ class ScheduleRaceChecks(Harness):
         """Return `False` for each id that already existed: one of many calls creates it."""
         need_atomic_lease(store)
         schedule = need_schedule(store)
-        answers = await together(schedule.enqueue([new_run("run")]) for _ in range(MANY))
+        answers = await run_all(schedule.enqueue([new_run("run")]) for _ in range(MANY))
         assert Counter(created for (created,) in answers) == {True: 1, False: MANY - 1}
 
     async def test_one_of_many_duplicates_is_delivered(self, store: Store) -> None:
@@ -187,7 +189,7 @@ class ScheduleRaceChecks(Harness):
         need_atomic_lease(store)
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
-        answers = await together(
+        answers = await run_all(
             send_one(inboxes, "run", "paid", b"%d" % number, dedup_id="x") for number in range(MANY)
         )
         assert Counter(answers) == {Delivery.DELIVERED: 1, Delivery.DUPLICATE: MANY - 1}
@@ -216,7 +218,7 @@ class ScheduleRaceChecks(Harness):
         need_atomic_lease(store)
         await schedule.enqueue([new_run(f"{n}") for n in range(2 * MANY)])
         async with claimants(self.url, 2) as processes:
-            outputs = await within(60, asyncio.ensure_future(together(map(claimed_by, processes))))
+            outputs = await within(60, asyncio.ensure_future(run_all(map(claimed_by, processes))))
         counted = Counter(id for ids in outputs for id in ids)
         assert counted == Counter(f"{n}" for n in range(2 * MANY))
         assert {run.status for run in await schedule.list(limit=1_000)} == {"completed"}

@@ -162,10 +162,12 @@ class StoreMachine(RuleBasedStateMachine):
         if run is not None and (run.dedup_ids or run.inbox):
             return
         wake_at = None if wake is None else self.now + wake
-        whole = snapshot("saved", status=status, wake_at=wake_at, event=event, workflow=workflow)
-        self.do(self.store.save(id, whole))
-        self.runs[id] = ModelRun(whole, workflow)
-        self.runs[id].rest(whole, rest_of(whole), self.now)
+        run_snapshot = snapshot(
+            "saved", status=status, wake_at=wake_at, event=event, workflow=workflow
+        )
+        self.do(self.store.save(id, run_snapshot))
+        self.runs[id] = ModelRun(run_snapshot, workflow)
+        self.runs[id].rest(run_snapshot, rest_of(run_snapshot), self.now)
         self.compare(id)
 
     @rule(id=IDS)
@@ -239,11 +241,11 @@ class StoreMachine(RuleBasedStateMachine):
         wake_at = self.now + wake if sleeps and wake is not None else None
         awaits = tuple(sorted(events)) if status in ("waiting", "paused") else ()
         rest = Rest(status, wake_at, awaits, version=version, tags=tags)
-        whole = snapshot("rested", "10", "9", status=status)
-        entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(whole), rest=rest)
+        run_snapshot = snapshot("rested", "10", "9", status=status)
+        entry = Entry(lease.id, lease.epoch, next(self.numbers), as_json(run_snapshot), rest=rest)
         assert list(self.do(self.store.append([entry]))) == [expected]
         if expected is Verdict.ACCEPTED:
-            self.runs[lease.id].rest(whole, rest, self.now)
+            self.runs[lease.id].rest(run_snapshot, rest, self.now)
             self.accepted.append(entry)
         self.compare(lease.id)
 
@@ -294,14 +296,16 @@ class StoreMachine(RuleBasedStateMachine):
         tags: tuple[str, ...],
     ) -> None:
         """Enqueue a run."""
-        whole = snapshot("new")
+        run_snapshot = snapshot("new")
         wake_at = None if wake is None else self.now + wake
-        new = NewRun(id, workflow, as_json(whole), wake_at, queue=queue, version=version, tags=tags)
+        new = NewRun(
+            id, workflow, as_json(run_snapshot), wake_at, queue=queue, version=version, tags=tags
+        )
         (created,) = self.do(self.store.enqueue([new]))
         assert created == (id not in self.runs)
         if created:
             self.runs[id] = ModelRun(
-                whole, workflow, wake_at or self.now, "queued", queue, version, tags
+                run_snapshot, workflow, wake_at or self.now, "queued", queue, version, tags
             )
         self.compare(id)
 

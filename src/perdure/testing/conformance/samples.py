@@ -22,14 +22,14 @@ def snapshot(
     """Return a snapshot with these steps; `values` are steps with their values."""
     steps: dict[str, StepRecord] = {key: {"ok": True, "value": key} for key in keys}
     steps |= {key: {"ok": True, "value": value} for key, value in values.items()}
-    whole: Snapshot = {"formatVersion": 1, "steps": steps, "execution": _execution(status)}
+    result: Snapshot = {"formatVersion": 1, "steps": steps, "execution": _execution(status)}
     if workflow is not None:
-        whole["workflowName"] = workflow
+        result["workflowName"] = workflow
     if wake_at is not None or event is not None:
-        whole["execution"]["pending"] = [_pending(wake_at, event)]
+        result["execution"]["pending"] = [_pending(wake_at, event)]
     if metadata is not None:
-        whole["metadata"] = metadata
-    return whole
+        result["metadata"] = metadata
+    return result
 
 
 def with_step(key: str, value: object) -> Snapshot:

@@ -65,10 +65,10 @@ class EnqueueChecks(Harness):
     async def test_enqueue_creates_runs_that_wait_for_a_claim(self, store: Store) -> None:
         """Create runs that wait for a claim, all in one write; without `wake_at` due at once."""
         schedule = need_schedule(store)
-        whole = snapshot("b", "10", "a", metadata={"input": [1]})
-        runs = [NewRun("a", "order", as_json(whole)), new_run("b", "other")]
+        run_snapshot = snapshot("b", "10", "a", metadata={"input": [1]})
+        runs = [NewRun("a", "order", as_json(run_snapshot)), new_run("b", "other")]
         assert list(await schedule.enqueue(runs)) == [True, True]
-        assert await schedule.load("a") == whole
+        assert await schedule.load("a") == run_snapshot
         assert (await summary_of(schedule, "b")).workflow == "other"
         assert sorted(await claimed_ids(schedule)) == ["a", "b"]
 

@@ -52,7 +52,7 @@ QUERIES = (
 )
 
 
-async def found(store: SearchableStore, query: Query, limit: int = 1_000) -> list[str]:
+async def find_ids(store: SearchableStore, query: Query, limit: int = 1_000) -> list[str]:
     """Return the ids of all runs that a query finds, read page by page."""
     ids: list[str] = []
     cursor: str | None = None
@@ -103,7 +103,7 @@ class SearchChecks(Harness):
         )
         for query in (*QUERIES, *timed):
             for limit in (7, 1_000):
-                assert await found(search, query, limit) == scan(runs, query), query
+                assert await find_ids(search, query, limit) == scan(runs, query), query
 
     async def _fill(self, store: SearchableStore) -> Sequence[RunSummary]:
         """Create random runs and return their summaries."""
@@ -168,10 +168,10 @@ class SearchChecks(Harness):
         search = need_search(store)
         await search.enqueue([queued("run"), queued("~log"), queued("~", tags=("a=1",))])
         assert [run.id for run in await search.list()] == ["run"]
-        assert await found(search, Query()) == ["run"]
-        assert await found(search, Query(tags=("a=1",))) == []
+        assert await find_ids(search, Query()) == ["run"]
+        assert await find_ids(search, Query(tags=("a=1",))) == []
         assert sorted(run.id for run in await search.list(prefix="~")) == ["~", "~log"]
-        assert await found(search, Query(prefix="~l")) == ["~log"]
+        assert await find_ids(search, Query(prefix="~l")) == ["~log"]
         assert await search.counts(Query(), 10) == [Count("order", "queued", 1)]
 
     async def test_a_search_takes_no_lease_and_writes_nothing(self, store: Store) -> None:
@@ -179,8 +179,8 @@ class SearchChecks(Harness):
         search = need_search(store)
         await search.enqueue([queued("run", tags=("a=1",))])
         before = await search.summaries(["run"])
-        await found(search, Query())
-        await found(search, Query(tags=("a=1",), workflows=("order",)))
+        await find_ids(search, Query())
+        await find_ids(search, Query(tags=("a=1",), workflows=("order",)))
         await search.counts(Query(), 5)
         assert await search.summaries(["run"]) == before
         assert (await acquire_run(search, owner="bob")).takeovers == 0
@@ -212,9 +212,9 @@ class TagChecks(Harness):
         search = need_search(store)
         await search.enqueue([queued("run", tags=("a=1", "b=1"))])
         await write_rest(search, await acquire_run(search), Rest("completed", tags=("a=1", "c=1")))
-        assert await found(search, Query(tags=("a=1",))) == ["run"]
-        assert await found(search, Query(tags=("c=1",))) == ["run"]
-        assert await found(search, Query(tags=("b=1",))) == []
+        assert await find_ids(search, Query(tags=("a=1",))) == ["run"]
+        assert await find_ids(search, Query(tags=("c=1",))) == ["run"]
+        assert await find_ids(search, Query(tags=("b=1",))) == []
 
     async def test_a_deleted_run_is_not_found_by_its_tags(self, store: Store) -> None:
         """A reused id never has the tags of the old run: after `delete`, a rest or `save`."""
@@ -222,14 +222,14 @@ class TagChecks(Harness):
         tagged = queued("run", tags=("a=1",))
         await search.enqueue([tagged])
         await search.delete("run")
-        assert await found(search, Query(tags=("a=1",))) == []
+        assert await find_ids(search, Query(tags=("a=1",))) == []
         await search.enqueue([queued("run")])
-        assert await found(search, Query(tags=("a=1",))) == []
+        assert await find_ids(search, Query(tags=("a=1",))) == []
         await write_rest(search, await acquire_run(search), Rest("completed", delete=True))
         await search.enqueue([tagged])
         await write_rest(search, await acquire_run(search), Rest("completed", delete=True))
         await search.enqueue([queued("run")])
-        assert await found(search, Query(tags=("a=1",))) == []
+        assert await find_ids(search, Query(tags=("a=1",))) == []
 
     async def test_tags_may_have_any_characters(self, store: Store) -> None:
         """A tag is a string like any other: no two are the same."""
@@ -237,7 +237,7 @@ class TagChecks(Harness):
         tags = [f"n={name}" for name in NAMES if len(name) < 250]
         await search.enqueue([queued(f"{number}", tags=(tag,)) for number, tag in enumerate(tags)])
         for number, tag in enumerate(tags):
-            assert await found(search, Query(tags=(tag,))) == [f"{number}"], ascii(tag)
+            assert await find_ids(search, Query(tags=(tag,))) == [f"{number}"], ascii(tag)
 
 
 class SummaryChecks(Harness):
@@ -259,8 +259,8 @@ class SummaryChecks(Harness):
         async def note() -> None:
             (run,) = await search.summaries(["run"])
             assert run is not None
-            (again,) = await search.summaries(["run"])
-            assert again == run
+            (current,) = await search.summaries(["run"])
+            assert current == run
             revisions.append(run.revision)
 
         await search.enqueue([queued("run")])

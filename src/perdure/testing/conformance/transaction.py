@@ -115,8 +115,8 @@ class TransactChecks(Harness):
         """The entry that `work` returns is written, even if it has a `rest`."""
         transactions = need_transaction(store)
         grant = await acquire_run(transactions)
-        whole = as_json(snapshot("a", status="completed"))
-        entry = Entry("run", grant.lease.epoch, 1, whole, rest=Rest("completed"))
+        data = as_json(snapshot("a", status="completed"))
+        entry = Entry("run", grant.lease.epoch, 1, data, rest=Rest("completed"))
         await transactions.transact("run", grant.lease.epoch, returning(entry))
         assert (await summary_of(transactions)).status == "completed"
         assert await steps_of(transactions) == ["a"]

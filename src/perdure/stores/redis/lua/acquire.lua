@@ -1,9 +1,9 @@
 -- Leases runs by id, creating those that do not exist.
--- KEYS: the run of each request. ARGV, nine for each: owner, ttl, "1" if an existing run is
--- accepted, an owner whose lease is taken over or "", workflow, version, tags, summary, and the
--- first snapshot or "". Returns now, a word for each request, and the grants. The word is the epoch
--- of a run that was created, "+" if there is a grant, or "-". All words are one string, which a
--- client reads much faster than many.
+-- KEYS: the run of each request. ARGV, nine values per request: owner, ttl, "1" if an existing run
+-- is accepted, an owner whose lease is taken over or "", workflow, version, tags, summary, and the
+-- first snapshot or "". Returns the current time, a word for each request, and the grants. The word
+-- is the epoch of a run that was created, "+" if there is a grant, or "-". All words are in one
+-- string, because a client reads one string much faster than many.
 local words, grants = {}, {}
 
 for number, run in ipairs(KEYS) do

@@ -1,8 +1,8 @@
--- Counts the due runs of queues, a window of wake sets at a time. Runs and queues that begin with
--- "~" are left out.
+-- Counts the due runs of queues, a window of wake sets at a time. Runs and queues whose names begin
+-- with "~" are left out.
 -- KEYS: the `wakes` key of a shard. ARGV: the wake set after which to begin, or "". Returns the last
--- wake set or nil if there are no more, and for each queue its name, the number of due runs and the
--- earliest wake time, in turn.
+-- wake set, or nil if there are no more; and a flat list with three values per queue: its name, the
+-- number of due runs and the earliest wake time.
 local WINDOW = 1000
 local shard = shard_of(KEYS[1])
 local from = ARGV[1] ~= '' and '(' .. ARGV[1] or '-'

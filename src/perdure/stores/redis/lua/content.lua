@@ -1,5 +1,5 @@
--- Returns a run's snapshot and its entries in order, joined by commas into one string: a client
--- reads that much faster than many small strings. Also returns the place of the last entry.
+-- Returns a run's snapshot and its entries in order, joined by commas into one string, because a
+-- client reads one string much faster than many. Also returns the place of the last entry.
 local function content(run)
     local fields = redis.call('HGETALL', run)
     local texts, places, entries = {''}, {}, {}
@@ -12,7 +12,7 @@ local function content(run)
             entries[field] = fields[at + 1]
         end
     end
-    -- Places are digits of equal length, which every locale sorts alike.
+    -- Places consist of digits and have equal lengths, so every locale sorts them in the same order.
     table.sort(places)
     for number, place in ipairs(places) do
         texts[number + 1] = entries[place]

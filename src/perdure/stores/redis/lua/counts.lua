@@ -1,5 +1,5 @@
--- KEYS: the `lists` keys of shards. Returns the names of their lists and the number of runs in each,
--- in turn, except for lists of runs whose ids begin with "~".
+-- Counts the runs in each list, except for lists of runs whose ids begin with "~".
+-- KEYS: the `lists` keys of shards. Returns a flat list of names, each followed by a number of runs.
 local counts = {}
 for _, key in ipairs(KEYS) do
     for _, list in ipairs(redis.call('SMEMBERS', key)) do

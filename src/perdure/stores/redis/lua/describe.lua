@@ -1,5 +1,5 @@
--- Returns a run as one string, without its snapshot: fields separated by NUL, of which the last,
--- the summary, may contain any bytes. Also returns its header; false for a missing run.
+-- Returns a run without its snapshot, as one string of fields separated by NUL; the last one, the
+-- summary, may contain any bytes. Also returns the run's header. Returns false for a missing run.
 local function describe(shard, id)
     local run = shard .. 'run:' .. id
     local header = read_header(run)

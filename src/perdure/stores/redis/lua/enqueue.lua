@@ -11,7 +11,7 @@ local function enqueue(run, workflow, at, head_start, queue, version, tags, summ
     }
     if rest ~= '' then
         local state, rest_summary = decode(rest)
-        new = rested(run, new, state, rest_summary or summary)
+        new = header_at_rest(run, new, state, rest_summary or summary)
         new.snapshot = snapshot
         settle(shard, id, nil, new, {})
         return

@@ -1,9 +1,9 @@
 -- Marks a shard as having the second layout, and reads the mark.
--- KEYS: the key of the mark, which in the first layout has the last number that was given. Returns
--- the number of the layout, and 1 if runs of the first layout have yet to be moved.
+-- KEYS: the key of the mark. In the first layout it contains the last number that was assigned.
+-- Returns the number of the layout, and 1 if runs of the first layout have yet to be moved.
 --
--- The mark is a hash, where the scripts of the first layout expect a string: from here on they fail
--- before they create or lease a run, and so cannot start again a run that was moved.
+-- The mark is a hash where the scripts of the first layout expect a string. From here on they fail
+-- before they create or lease a run, so an older process cannot recreate a run that was moved.
 local LAYOUT = '2'
 local mark = KEYS[1]
 local old = string.match(mark, '^(.*)sequence$')

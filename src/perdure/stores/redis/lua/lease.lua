@@ -1,16 +1,16 @@
--- Returns whether a lease can be granted: there is none, it has expired, or it belongs to
--- `instead_of`, if that is given.
+-- Returns whether a lease can be granted: the run has no owner, its lease has expired, or its owner
+-- is `instead_of`.
 local function is_free(header, instead_of)
     return not header.owner or tonumber(header.wake) <= now or header.owner == instead_of
 end
 
--- How many messages of the inbox a grant contains: perdure.store.INBOX_PAGE.
+-- The maximum number of messages in a grant; the same as perdure.store.INBOX_PAGE.
 local INBOX_PAGE = 1000
 
--- Leases a run to an owner, with a new epoch that fences out the previous one. `is_abandoned` is
--- whether its previous owner, if it has one, lost it. Returns {facts, content, inbox}, without the
--- inbox if it is empty. The facts are one string: epoch, now, end of the lease, takeovers, version,
--- wake time as passed in, queue and id.
+-- Leases a run to an owner, with a new epoch that fences out the previous owner. `is_abandoned` is
+-- whether the previous owner, if there is one, has lost the run. Returns {facts, content, inbox},
+-- without the inbox if it is empty. The facts are one string: epoch, current time, end of the lease,
+-- takeovers, version, wake time as passed in, queue and id.
 local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
     local running = {status = 'running', workflow = header.workflow, updated = header.updated}
@@ -23,7 +23,7 @@ local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     })
     local data, last = content(run)
     local takeovers = header.takeovers
-    -- A place in the journal starts with the epoch: the last owner wrote an entry.
+    -- A place in the journal starts with its epoch, so this is whether the last owner wrote an entry.
     if last and string.sub(last, 1, #header.epoch) == header.epoch then
         takeovers = 0
     elseif header.owner and is_abandoned then

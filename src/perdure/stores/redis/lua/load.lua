@@ -1,5 +1,5 @@
--- KEYS: the run. Returns its content, or nil. A script always reads from the primary, also for a
--- client that reads from replicas.
+-- KEYS: the run. Returns its content, or nil. This is a script because a script always reads from the
+-- primary, even if the client sends its reads to replicas.
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return false
 end

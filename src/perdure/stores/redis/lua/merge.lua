@@ -1,9 +1,9 @@
 -- Reads several sorted sets as one, in order of score and then of the members' bytes.
 
--- How many members of a set are read at a time, once it has turned out to have many.
+-- The maximum number of members that are read from a set at a time; the first reads are smaller.
 local CHUNK = 200
 
--- Lua compares strings by the server's locale, sorted sets by bytes.
+-- Compares strings by their bytes, like sorted sets; Lua compares them by the server's locale.
 local function bytes_before(a, b)
     for at = 1, math.min(#a, #b) do
         local x, y = string.byte(a, at), string.byte(b, at)
@@ -18,8 +18,8 @@ local function has_prefix(id, prefix)
     return string.sub(id, 1, #prefix) == prefix
 end
 
--- Returns an order: from one score to another, backwards or not, after a score and a member, if
--- that score is not "".
+-- Returns the order of a search: from one score to another, in descending order if `backwards` is
+-- true, starting after the given score and member unless the score is "".
 local function order_of(backwards, from, to, score, member)
     local mark = score ~= '' and {score = tonumber(score), member = member} or nil
     return {
@@ -36,7 +36,7 @@ local function order_of(backwards, from, to, score, member)
     }
 end
 
--- Moves a source to its next member, or to nil at the end.
+-- Moves a source to its next member; at the end, the member becomes nil.
 local function advance(source, order)
     if source.at > #source.lines and source.more then
         source.lines = redis.call(
@@ -53,13 +53,14 @@ local function advance(source, order)
     source.at = source.at + 2
 end
 
--- Returns up to `limit` of what `visit` returns for a source, a member and its score, without
--- false; if it stopped because it had examined `most` members, {score, member} of the last; and how
--- many it examined. A source has a key, and may have a quota: a table with the number that is left
--- for all sources that share it.
+-- Calls `visit` with each source, member and score, in order. Returns three values: up to `limit`
+-- results of `visit` that are not false; {score, member} of the last member if the search stopped
+-- because it had examined `most` members, otherwise false; and how many members it examined. A source
+-- has a key and may have a quota, a table that several sources may share: they contribute no more
+-- than `remaining` results together.
 local function merge(sources, order, limit, most, visit)
     local chunk = math.max(4, math.min(CHUNK, math.ceil(2 * limit / #sources)))
-    -- Sorted so that the next source is the last: removing it moves no other.
+    -- The next source is the last item, so that removing it does not move the others.
     local sorted = {}
     local function put(source)
         local low, high = 1, #sorted + 1
@@ -82,23 +83,23 @@ local function merge(sources, order, limit, most, visit)
             put(source)
         end
     end
-    local found, examined, last = {}, 0, nil
-    while #found < limit do
+    local results, examined, last = {}, 0, nil
+    while #results < limit do
         local source = table.remove(sorted)
         if not source then
-            return found, false, examined
+            return results, false, examined
         end
-        if not source.quota or source.quota.left > 0 then
+        if not source.quota or source.quota.remaining > 0 then
             if examined == most then
-                return found, last, examined
+                return results, last, examined
             end
             examined = examined + 1
             last = {integer(source.score), source.member}
             local value = visit(source, source.member, source.score)
             if value then
-                found[#found + 1] = value
+                results[#results + 1] = value
                 if source.quota then
-                    source.quota.left = source.quota.left - 1
+                    source.quota.remaining = source.quota.remaining - 1
                 end
             end
             advance(source, order)
@@ -107,5 +108,5 @@ local function merge(sources, order, limit, most, visit)
             end
         end
     end
-    return found, false, examined
+    return results, false, examined
 end

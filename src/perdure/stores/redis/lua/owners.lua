@@ -1,4 +1,4 @@
--- KEYS: runs. Returns for each its status, owner and wake time, all nil for a run that is missing.
+-- KEYS: runs. Returns the status, owner and wake time of each; all are nil for a missing run.
 local headers = {}
 for number, run in ipairs(KEYS) do
     headers[number] = redis.call('HMGET', run, 'status', 'owner', 'wake')

@@ -1,6 +1,6 @@
--- Uses every command that the scripts use, so that a user who lacks a permission is told at once,
--- and not when a script has made half of its writes.
--- KEYS: a key to use, and a second one.
+-- Uses every command that the scripts use. A user who lacks a permission gets an error at once, not
+-- after a script has made half of its writes.
+-- KEYS: two keys for this purpose.
 local key, other = KEYS[1], KEYS[2]
 redis.call('UNLINK', key, other)
 redis.call('SET', key, '1')

@@ -1,5 +1,6 @@
 -- Deletes runs that are still over and old: one may have been granted again since it was found.
--- KEYS: runs. ARGV: the time before which they were updated. Returns for each 1 if it was deleted.
+-- KEYS: runs. ARGV: the time before which they must have been updated. Returns a number for each
+-- run: 1 if it was deleted, otherwise 0.
 local answers = {}
 for number, run in ipairs(KEYS) do
     local header = read_header(run)

@@ -1,6 +1,6 @@
--- Finds the queues of a shard that have due runs, by name: one seek each.
+-- Finds the queues of a shard that have due runs, in order of their names, with one seek per queue.
 -- KEYS: the `wakes` key of the shard. ARGV: limit, the first name, the name before which to end or
--- "", time. Returns the name from which to continue, or nil at the end, and the names.
+-- "", and the time. Returns the name from which to continue, or nil at the end, and the names.
 local MAX_QUEUES = 2000
 local limit, to = tonumber(ARGV[1]), ARGV[4]
 local shard = shard_of(KEYS[1])
@@ -26,7 +26,7 @@ for _ = 1, MAX_QUEUES do
     if has_due(queue) then
         names[#names + 1] = queue
     end
-    -- A name has no NUL, so no name is between these.
+    -- A name contains no NUL, so no name sorts between this one and this one followed by "\1".
     from = queue .. '\1'
     if #names == limit then
         break

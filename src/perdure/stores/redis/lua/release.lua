@@ -1,5 +1,5 @@
 -- Releases leases, each if it is still held. Removing the owner closes the epoch.
--- KEYS: the run of each lease. ARGV: wake time or "", then two for each lease: epoch, owner.
+-- KEYS: the run of each lease. ARGV: the wake time or "", then epoch and owner of each lease.
 local at = ARGV[1] ~= '' and ARGV[1] or now_text
 for number, run in ipairs(KEYS) do
     local header = read_header(run)

@@ -1,6 +1,6 @@
 -- Extends leases, each if it is still held.
--- KEYS: the run of each lease. ARGV: ttl, then two for each lease: epoch, owner. Returns for each
--- its new end and whether the inbox has messages, or nil if it was lost.
+-- KEYS: the run of each lease. ARGV: the ttl, then epoch and owner of each lease. Returns for each
+-- lease its new end and whether the inbox has messages, or nil if the lease was lost.
 local ends = integer(now + tonumber(ARGV[1]))
 local answers = {}
 for number, run in ipairs(KEYS) do

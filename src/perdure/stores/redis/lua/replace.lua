@@ -1,6 +1,6 @@
 -- Compare-and-set of one string.
--- KEYS: the key. ARGV: old and new value, each as "=<value>", or "" for none. Returns 1 if the old
--- value was there and was replaced, otherwise 0.
+-- KEYS: the key. ARGV: old and new value, each as "=<value>", or "" for none. Returns 1 if the key
+-- had the old value, which was then replaced, otherwise 0.
 local value = redis.call('GET', KEYS[1])
 if (value and '=' .. value or '') ~= ARGV[1] then
     return 0

@@ -2,8 +2,8 @@
 -- script are joined into one text.
 --
 -- A run is a hash under <namespace>:{<tag>}:<layout>:run:<id>, with its header, its snapshot and its
--- journal, one field per entry. Everything else that belongs to it or finds it has the same hash
--- tag and so is in the same slot, which allows a script to use keys whose names it derives:
+-- journal, one field per entry. All other keys that belong to it or index it have the same hash tag,
+-- and so are in the same slot, which allows a script to use keys whose names it derives:
 --   inbox:<id>   zset    messages that were not consumed, by number:
 --                        "<number> <length of the name> <name><payload>"
 --   dedup:<id>   set     dedup ids of messages
@@ -13,7 +13,7 @@
 --   tag:<tag>    zset    ids by the time of creation
 --   wake:<set>   zset    ids by wake time, one set per queue, workflow and version
 --   wakes        zset    the wake sets that have runs, by their bytes
---   sequence     string  the last number that was given to an epoch or a message
+--   sequence     string  the last number that was assigned to an epoch or a message
 --
 -- A list is "<status>:<workflow>", a wake set "<queue>\0<workflow>\0<version>". In both, a workflow
 -- is "=<name>", or "" for none. Runs whose stored ids begin with "~" have lists and wake sets of
@@ -43,8 +43,8 @@ local function shard_and_id(run)
     return string.match(run, '^([^{]*{[^}]*}:%d+:)run:(.*)$')
 end
 
--- Returns a number that the shard never gave before, even if the clock was set back or the run
--- that had the last number was deleted.
+-- Returns a number that the shard has never assigned before, even if the clock was set back, or the
+-- run that had the last number was deleted.
 local sequences = {}
 local function next_number(shard)
     local last = sequences[shard] or tonumber(redis.call('GET', shard .. 'sequence')) or 0
@@ -54,7 +54,7 @@ local function next_number(shard)
     return number
 end
 
--- What is in a system queue, such as a permit that is returned, is work for no worker.
+-- The runs in a system queue, such as permits, are not executed, so no worker needs to be notified.
 local function in_system_queue(header)
     return string.sub(header.queue or '', 1, 1) == '~'
 end
@@ -69,8 +69,8 @@ local function notify(shard, sender)
     end
 end
 
--- Returns the value of an argument that is JSON, and the bytes after it, if a NUL follows it: JSON
--- cannot contain the bytes of a summary.
+-- Decodes an argument: JSON, optionally followed by a NUL and a summary, whose bytes JSON cannot
+-- contain. Returns the value, and the summary or nil.
 local function decode(argument)
     local zero = string.find(argument, '\0', 1, true)
     if not zero then
@@ -101,13 +101,13 @@ local function read_header(run)
     } or nil
 end
 
-local function mark_of_system(id)
+local function system_mark(id)
     return string.byte(id) == 126 and '~' or ''
 end
 
 local function list_of(id, header)
     if not header.list then
-        header.list = mark_of_system(id) .. header.status .. ':' .. header.workflow
+        header.list = system_mark(id) .. header.status .. ':' .. header.workflow
     end
     return header.list
 end
@@ -115,21 +115,21 @@ end
 local function wake_set_of(id, header)
     if not header.set then
         header.set = header.queue .. '\0' .. header.workflow .. '\0' .. header.version
-            .. mark_of_system(id)
+            .. system_mark(id)
     end
     return header.set
 end
 
--- The lists and wake sets to which this script has added a run, so that they are known: a batch has
--- many runs of the same.
-local known = {}
+-- The lists and wake sets to which this script has already added a run, and which are therefore in
+-- their index: the runs of a batch often share them.
+local indexed_keys = {}
 
 local function add_to_list(shard, id, header)
     local list = list_of(id, header)
     local key = shard .. 'list:' .. list
     redis.call('ZADD', key, header.updated, id)
-    if not known[key] then
-        known[key] = true
+    if not indexed_keys[key] then
+        indexed_keys[key] = true
         redis.call('SADD', shard .. 'lists', list)
     end
 end
@@ -138,7 +138,7 @@ local function remove_from_list(shard, id, header)
     local list = list_of(id, header)
     local key = shard .. 'list:' .. list
     if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
-        known[key] = nil
+        indexed_keys[key] = nil
         redis.call('SREM', shard .. 'lists', list)
     end
 end
@@ -146,9 +146,9 @@ end
 local function schedule(shard, id, header, at)
     local set = wake_set_of(id, header)
     local key = shard .. 'wake:' .. set
-    -- A set that already has the run is known.
-    if redis.call('ZADD', key, at, id) == 1 and not known[key] then
-        known[key] = true
+    -- A set that already contained the run is already in the index.
+    if redis.call('ZADD', key, at, id) == 1 and not indexed_keys[key] then
+        indexed_keys[key] = true
         redis.call('ZADD', shard .. 'wakes', 0, set)
     end
 end
@@ -157,7 +157,7 @@ local function unschedule(shard, id, header)
     local set = wake_set_of(id, header)
     local key = shard .. 'wake:' .. set
     if redis.call('ZREM', key, id) == 1 and redis.call('EXISTS', key) == 0 then
-        known[key] = nil
+        indexed_keys[key] = nil
         redis.call('ZREM', shard .. 'wakes', set)
     end
 end
@@ -167,7 +167,7 @@ local function add_tags(shard, id, header)
         return
     end
     for _, tag in ipairs(cjson.decode(header.tags)) do
-        -- The time of creation of a run of the first layout is unknown.
+        -- A run of the first layout has no time of creation.
         redis.call('ZADD', shard .. 'tag:' .. tag, header.created or header.updated, id)
     end
 end
@@ -181,10 +181,10 @@ local function remove_tags(shard, id, header)
     end
 end
 
--- In a cluster, fails unless all keys that a script will use for a run are on this node: `keys`, and
--- the indexes of the shard. While a slot moves to another node, some of its keys are here and some
--- there, and a script is aborted at the first key that is missing. Naming all keys before the first
--- write means that nothing is left half done.
+-- On a cluster, fails unless all keys that a script will use for a run are on this node: `keys`, and
+-- the indexes of the shard. While a slot moves to another node, some of its keys are on either node,
+-- and a script is aborted at the first key that is missing. Reading all keys before the first write
+-- ensures that no script is aborted between two writes.
 local is_checked = {}
 local function require_keys(shard, keys)
     if not in_cluster then
@@ -199,7 +199,7 @@ local function require_keys(shard, keys)
     redis.call('EXISTS', unpack(keys))
 end
 
--- Returns the names of the keys that find a run, and with other headers that it had or will have.
+-- Returns the keys of the indexes that contain a run with any of these headers.
 local function index_keys(shard, id, headers)
     local keys = {}
     for _, header in ipairs(headers) do
@@ -223,7 +223,7 @@ local function add_field(fields, name, value, default)
 end
 
 -- Writes the hash of a run that does not exist, or no longer does, and adds the run to its list and
--- its wake set. `run` is its header with its summary, its snapshot and what else a run may have.
+-- its wake set. `run` is its header, together with its summary, its snapshot and the other fields.
 local function write(shard, id, run)
     local fields = {
         'status', run.status, 'updated', run.updated, 'epoch', run.epoch, 'snapshot', run.snapshot
@@ -245,7 +245,7 @@ local function write(shard, id, run)
     end
 end
 
--- Creates a run and returns its epoch. While it has an owner, its wake time is the lease's end.
+-- Creates a run and returns its epoch. While a run has an owner, its wake time is the lease's end.
 local function create(shard, id, run)
     require_keys(shard, {shard .. 'run:' .. id, unpack(index_keys(shard, id, {run}))})
     run.updated, run.created, run.epoch = now_text, now_text, next_number(shard)
@@ -258,7 +258,7 @@ end
 -- Removes messages from an inbox.
 local function consume(shard, id, messages)
     for _, message in ipairs(messages) do
-        -- Otherwise it is not a message of this store, and the server would refuse it.
+        -- Any other id is not from this store, and the server would reject it as a score.
         if string.find(message, '^%d+$') then
             redis.call('ZREMRANGEBYSCORE', shard .. 'inbox:' .. id, message, message)
         end
@@ -277,7 +277,7 @@ local function has_message(shard, id, names)
     for _, name in ipairs(names) do
         is_awaited[name] = true
     end
-    -- Some at a time: payloads may be large.
+    -- In parts, because payloads may be large.
     for offset = 0, redis.call('ZCARD', inbox) - 1, 100 do
         for _, message in ipairs(redis.call('ZRANGE', inbox, offset, offset + 99)) do
             if is_awaited[name_of(message)] then
@@ -288,8 +288,9 @@ local function has_message(shard, id, names)
     return false
 end
 
--- Returns the header of a run after a rest, from that before it. `summary` is nil if it stays.
-local function rested(run, header, rest, summary)
+-- Returns the header that a run has after a rest, given the previous one. The run keeps its summary
+-- if `summary` is nil.
+local function header_at_rest(run, header, rest, summary)
     return {
         status = rest.status,
         workflow = header.workflow,
@@ -304,9 +305,9 @@ local function rested(run, header, rest, summary)
     }
 end
 
--- Replaces a run by its state at rest; only its inbox stays, without the messages it consumes.
+-- Replaces a run by its state at rest; only its inbox is kept, without the messages it consumes.
 -- `old` is its header, or nil for a new run. The inbox is checked in the same script, so a message
--- that a run awaits is either seen here or finds `awaits` when it is sent.
+-- that the run awaits is either found here, or finds `awaits` when it is sent.
 local function settle(shard, id, old, new, consumes)
     require_keys(shard, {
         shard .. 'run:' .. id,

@@ -1,8 +1,8 @@
 -- Finds runs in lists or by tag, in order of time and id.
--- KEYS: the `lists` keys of shards. ARGV: limit, how many runs to examine at most, prefix, which ids
--- to leave out or "", "1" for the newest first, the first and the last time, time and id to continue
--- after or "", and the query as JSON. Returns where it stopped or nil, how many runs it examined, and
--- the descriptions.
+-- KEYS: the `lists` keys of shards. ARGV: limit, the maximum number of runs to examine, prefix, the
+-- prefix of ids to leave out or "", "1" for newest first, the first and the last time, time and id to
+-- continue after or "", and the query as JSON. Returns where the search stopped, or nil if it reached
+-- the end, how many runs it examined, and the descriptions.
 local limit, most, prefix, hidden, backwards = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local query = cjson.decode(ARGV[10])
 
@@ -19,19 +19,19 @@ local statuses, workflows = as_set(query.statuses), as_set(query.workflows)
 -- Returns the lists of a shard that have runs of these statuses and workflows.
 local function lists(shard)
     local system = string.byte(prefix) == 126 and '~' or ''
-    local chosen = {}
+    local keys = {}
     for _, list in ipairs(redis.call('SMEMBERS', shard .. 'lists')) do
         local mark, status, workflow = string.match(list, '^(~?)(%a+):(.*)$')
-        local is_asked = (not statuses or statuses[status])
+        local is_match = (not statuses or statuses[status])
             and (not workflows or workflows[workflow])
-        if mark == system and is_asked then
-            chosen[#chosen + 1] = shard .. 'list:' .. list
+        if mark == system and is_match then
+            keys[#keys + 1] = shard .. 'list:' .. list
         end
     end
-    return chosen
+    return keys
 end
 
--- Returns the tag that fewest runs of a shard have.
+-- Returns the key of the tag that the fewest runs of a shard have.
 local function rarest_tag(shard)
     local best, fewest
     for _, tag in ipairs(query.tags) do
@@ -80,5 +80,5 @@ for _, key in ipairs(KEYS) do
     end
 end
 local order = order_of(backwards, ARGV[6], ARGV[7], ARGV[8], ARGV[9])
-local found, stopped, examined = merge(sources, order, tonumber(limit), tonumber(most), visit)
-return {stopped, examined, found}
+local descriptions, stop, examined = merge(sources, order, tonumber(limit), tonumber(most), visit)
+return {stop, examined, descriptions}

@@ -5,8 +5,8 @@
 -- or Over) and the number of messages that the inbox then has.
 local function is_awaited(run, name)
     local awaits = redis.call('HGET', run, 'awaits')
-    for _, awaited in ipairs(awaits and cjson.decode(awaits) or {}) do
-        if awaited == name then
+    for _, awaited_name in ipairs(awaits and cjson.decode(awaits) or {}) do
+        if awaited_name == name then
             return true
         end
     end
@@ -22,7 +22,7 @@ local function send(run, name, payload, dedup_id)
     end
     local status = header.status
     require_keys(shard, {run, inbox, dedup, shard .. 'wake:' .. wake_set_of(id, header)})
-    -- Before the status: a duplicate of a message that was delivered is known, also after the end.
+    -- Checked before the status: a duplicate is reported as one even after the run has ended.
     if dedup_id ~= '' and redis.call('SISMEMBER', dedup, dedup_id) == 1 then
         return 'K' .. redis.call('ZCARD', inbox)
     end

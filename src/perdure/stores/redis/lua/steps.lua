@@ -1,5 +1,5 @@
--- The first part of append.lua: the entries that only record a step, up to the first that does
--- more. Most batches contain nothing else and end here, without the rest of the script.
+-- The first part of append.lua: writes the entries that only record a step, up to the first one that
+-- does more. Most batches contain nothing else, and return here without defining the functions below.
 local verdicts = {}
 
 -- A place in the journal starts with the epoch, which always has 16 digits.
@@ -7,7 +7,7 @@ local function epoch_of(place)
     return string.sub(place, 1, 16)
 end
 
--- Returns the verdict on an entry, and whether it may still have to be written.
+-- Returns the verdict on an entry, and whether it must be written unless it already exists.
 local function judge(run, place)
     local header = redis.call('HMGET', run, 'epoch', 'owner', 'settled')
     if not header[1] then
@@ -20,7 +20,7 @@ local function judge(run, place)
     if header[2] then
         return 'A', true
     end
-    -- Both places are of this epoch and of equal length, so they can be compared as strings.
+    -- Both places have this epoch and equal lengths, so they can be compared as strings.
     local is_settled = header[3] and place <= header[3]
     local is_written = is_settled or redis.call('HEXISTS', run, place) == 1
     return is_written and 'A' or 'F', false

@@ -1,4 +1,4 @@
--- KEYS: runs. Returns for each "<revision>\0<description>", or nil if it is missing.
+-- KEYS: runs. Returns "<revision>\0<description>" for each, or nil for a missing run.
 --
 -- The revision changes with each write: a grant has a new epoch, an entry adds a field, a release
 -- and a rest remove the owner, and between two of these the inbox only grows.

@@ -1,8 +1,8 @@
 -- Counts runs one by one, a window of a sorted set at a time.
--- KEYS: a list of runs, or `ids`. ARGV: which ids to leave out or "", and a range of `ids`, or of
--- ranks in a list. Returns the last id or nil if there are no more; for each list, its name and the
--- number of runs; and for each queue its name, the numbers of due and of owned runs and the earliest
--- wake time of due ones or "", in turn.
+-- KEYS: a list of runs, or `ids`. ARGV: the prefix of ids to leave out or "", and a range of `ids`, or
+-- the first rank in a list. Returns three values: the last id, or nil if there are no more; a flat list
+-- with name and number of runs of each list; and a flat list with four values per queue: its name, the
+-- numbers of due and of owned runs, and the earliest wake time of the due runs or "".
 local WINDOW = 1000
 local shard, hidden = shard_of(KEYS[1]), ARGV[1]
 local is_list = string.sub(KEYS[1], -4) ~= ':ids'

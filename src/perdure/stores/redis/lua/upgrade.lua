@@ -1,12 +1,12 @@
 -- Moves runs of the first layout to the second, some at a time.
 -- KEYS: the key of the shard's mark. Returns 1 if there may be more, 0 if all were moved.
 --
--- In the first layout, keys have no number of a layout after the hash tag; an inbox is a hash
+-- In the first layout, keys have no layout number after the hash tag, an inbox is a hash of
 -- "<number> <name>" -> payload, and the indexes are:
 --   list:<status>    zset  ids by the time of the last rest, with "\0<workflow>" if there is one
 --   wake:<workflow>  zset  ids by wake time; the workflow is "=<name>", or "" for none
 --   workflows        set   the workflows that have a wake set
--- Each run is in exactly one list, from which it is removed when it is moved: all of it at once.
+-- Each run is in exactly one list, from which it is removed in the script that moves it.
 local STATUSES = {'running', 'suspended', 'waiting', 'paused', 'completed', 'failed', 'cancelled'}
 local MAX_RUNS = 100
 local mark = KEYS[1]
@@ -48,15 +48,15 @@ local function move(id)
     end
 end
 
-local moved = 0
+local count = 0
 for _, status in ipairs(STATUSES) do
     local list = old .. 'list:' .. status
-    for _, member in ipairs(redis.call('ZRANGE', list, 0, MAX_RUNS - moved - 1)) do
+    for _, member in ipairs(redis.call('ZRANGE', list, 0, MAX_RUNS - count - 1)) do
         move(string.match(member, '^%Z+'))
         redis.call('ZREM', list, member)
-        moved = moved + 1
+        count = count + 1
     end
-    if moved == MAX_RUNS then
+    if count == MAX_RUNS then
         return 1
     end
 end

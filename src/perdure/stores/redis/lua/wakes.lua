@@ -1,10 +1,10 @@
 -- Finds runs in wake sets.
 
--- A script blocks all other clients: after this many members it stops, and reports where.
+-- A script blocks all other clients, so it stops after this many members and returns where it stopped.
 local MAX_MEMBERS = 5000
 
--- Returns the wake sets of a shard by queue, or false if there are many. Most shards have few: then
--- one command finds those of all queues and workflows.
+-- Returns the wake sets of a shard by queue, or false if there are many. Most shards have few, and one
+-- command then finds the sets of all queues and workflows.
 local FEW_SETS = 50
 local function few_sets(shard)
     local sets = redis.call('ZRANGE', shard .. 'wakes', 0, FEW_SETS)
@@ -20,10 +20,10 @@ local function few_sets(shard)
     return by_queue
 end
 
--- Returns the wake sets of a queue, of one workflow if it is given.
+-- Returns the wake sets of a queue, or only those of one workflow.
 local function wake_sets(shard, queue, workflow)
     local low = queue .. '\0' .. (workflow and workflow .. '\0' or '')
-    -- What starts with `low`, which ends with NUL.
+    -- The range of all strings that start with `low`, which ends with a NUL.
     local high = string.sub(low, 1, -2) .. '\1'
     return redis.call('ZRANGEBYLEX', shard .. 'wakes', '[' .. low, '(' .. high)
 end
@@ -52,21 +52,21 @@ local function add_sources(sources, shard, sets, drives, quota)
     end
 end
 
--- Calls `visit` for runs that are due at `to`, earliest first, in the shards of KEYS, and returns
--- what `merge` returns. `request` is {queues = {{queue, limit}, ...}, drives = ...}.
+-- Calls `visit` for the runs in the shards of KEYS that are due at `to`, earliest first, and returns
+-- the results of `merge`. `request` is {queues = {{queue, limit}, ...}, drives = ...}.
 local function visit_due(request, to, score, id, limit, visit)
     local sources, drives, few = {}, request.drives, {}
     for _, key in ipairs(KEYS) do
         few[key] = few_sets(shard_of(key))
     end
     for _, pair in ipairs(request.queues) do
-        local queue, quota = pair[1], {left = pair[2]}
+        local queue, quota = pair[1], {remaining = pair[2]}
         for _, key in ipairs(KEYS) do
             local shard = shard_of(key)
             if few[key] then
                 add_sources(sources, shard, few[key][queue] or {}, drives, quota)
             elseif queue == '' and drives then
-                -- Runs in no queue can have any number of workflows. A queue has few.
+                -- Runs outside of queues can have any number of workflows; those of a queue have few.
                 for workflow in pairs(drives) do
                     add_sources(sources, shard, wake_sets(shard, queue, workflow), drives, quota)
                 end

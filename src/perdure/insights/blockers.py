@@ -34,10 +34,12 @@ def _paused(state: RunState, switch: WorkflowSwitch | QueueSwitch, what: str) ->
 
 def limit_is_reached(state: RunState) -> Why | None:
     """Match if a limit of the queue, or of the run's key, is used up."""
-    full = [row for row in state.outside.limits if row.in_use is not None and row.in_use >= row.n]
+    full = [
+        row for row in state.dependencies.limits if row.in_use is not None and row.in_use >= row.n
+    ]
     if not is_due(state) or not full:
         return None
-    sentence = f"{due_for(state)} {_full(state, full[0])}{_ahead(state)}"
+    sentence = f"{due_for(state)} {_full(state, full[0])}{_runs_ahead(state)}"
     return Why("held_back", sentence, {"limit": full[0].of, "n": full[0].n})
 
 
@@ -54,18 +56,18 @@ def _full(state: RunState, limit: LimitRow) -> str:
 
 def others_come_first(state: RunState) -> Why | None:
     """Match if runs of the same queue and key start before this one."""
-    ahead = state.outside.ahead
-    if not is_due(state) or ahead is None or not ahead.count:
+    runs_ahead = state.dependencies.runs_ahead
+    if not is_due(state) or runs_ahead is None or not runs_ahead.count:
         return None
-    return Why("held_back", f"{due_for(state)}{_ahead(state)}", {"ahead": ahead.count})
+    return Why("held_back", f"{due_for(state)}{_runs_ahead(state)}", {"ahead": runs_ahead.count})
 
 
-def _ahead(state: RunState) -> str:
-    ahead = state.outside.ahead
-    if ahead is None or not ahead.count:
+def _runs_ahead(state: RunState) -> str:
+    runs_ahead = state.dependencies.runs_ahead
+    if runs_ahead is None or not runs_ahead.count:
         return ""
     name, key = split_queue(state.row.queue)
     of = f"queue {quote(name)}" if key is None else f"key {quote(key)}"
-    least = "At least " if ahead.capped else ""
-    verb = "starts" if ahead.count == 1 else "start"
-    return f" {least}{count_words(ahead.count, 'run')} of {of} {verb} before it."
+    least = "At least " if runs_ahead.capped else ""
+    verb = "starts" if runs_ahead.count == 1 else "start"
+    return f" {least}{count_words(runs_ahead.count, 'run')} of {of} {verb} before it."

@@ -8,32 +8,32 @@ from perdure.errors import PerdureError
 from perdure.insights.family import fan_out
 from perdure.insights.model import LimitRow, Tally
 from perdure.insights.queues import limits_for, runs_ahead
-from perdure.insights.state import Outside, RunState, Snapshots, read_state
+from perdure.insights.state import Dependencies, RunState, Snapshots, read_state
 from perdure.snapshot import is_over, open_waits
 from perdure.store import SearchStore, can_inbox
 
-ENDED = 1000
+MAX_ENDED = 1000
 """The maximum number of ended runs of `step.map_runs` that are counted: each is a message."""
 
 
-async def read_outside(
+async def read_dependencies(
     store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
-) -> Outside:
+) -> Dependencies:
     """Read what a run waits for outside itself; nothing if it is being executed, or over."""
     if state.row.owner is not None or is_over(state.row.status):
-        return Outside()
-    child, ended, (limits, ahead) = await asyncio.gather(
-        _child(store, snapshots, state, clock), _ended(store, state), _queue(store, state)
+        return Dependencies()
+    child, ended_count, (limits, runs_ahead) = await asyncio.gather(
+        _child(store, snapshots, state, clock), _count_ended(store, state), _queue(store, state)
     )
-    return Outside(child, ended, limits, ahead)
+    return Dependencies(child, ended_count, limits, runs_ahead)
 
 
 async def _child(
     store: SearchStore, snapshots: Snapshots, state: RunState, clock: Clock
 ) -> RunState | None:
     """Return the first run whose end this run waits for."""
-    awaited = (wait["run"] for wait in open_waits(state.snapshot) if "run" in wait)
-    if (run_id := next(awaited, None)) is None:
+    run_ids = (wait["run"] for wait in open_waits(state.snapshot) if "run" in wait)
+    if (run_id := next(run_ids, None)) is None:
         return None
     try:
         return await read_state(store, snapshots, run_id, state.redact, clock)
@@ -42,14 +42,14 @@ async def _child(
         return None
 
 
-async def _ended(store: SearchStore, state: RunState) -> Tally | None:
+async def _count_ended(store: SearchStore, state: RunState) -> Tally | None:
     """Return how many of the runs that `step.map_runs` started have ended."""
-    found = (fan_out(state.snapshot, wait) for wait in open_waits(state.snapshot))
-    many = next((each for each in found if each is not None), None)
+    fan_outs = (fan_out(state.snapshot, wait) for wait in open_waits(state.snapshot))
+    many = next((each for each in fan_outs if each is not None), None)
     if many is None or not can_inbox(store):
         return None
-    reports = await store.inbox(many.log_id, limit=ENDED)
-    return Tally(len(reports), len(reports) == ENDED)
+    reports = await store.inbox(many.log_id, limit=MAX_ENDED)
+    return Tally(len(reports), len(reports) == MAX_ENDED)
 
 
 async def _queue(store: SearchStore, state: RunState) -> tuple[Sequence[LimitRow], Tally | None]:

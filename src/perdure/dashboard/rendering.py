@@ -167,10 +167,12 @@ def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response
     if visit.query.get("format") == "json":
         body = msgspec.json.encode(to_json(content.data))
         return Response(body, content.status, media_type="application/json")
-    etag = etag_of(content, visit)
-    headers = {"ETag": etag, "Vary": "X-Perdure-Part"}
-    if visit.is_part and visit.request.headers.get("if-none-match") == etag:
-        return Response(status_code=304, headers=headers)
+    headers = {"Vary": "X-Perdure-Part"}
+    # Only the script asks conditionally, and only for parts; hashing a large run takes long.
+    if visit.is_part:
+        headers["ETag"] = etag_of(content, visit)
+        if visit.request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
     topics = urlencode([("topic", each) for each in content.topics])
     template = environment().get_template(content.template)
     html = template.render(visit=visit, topics=topics, **shell)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Literal
 
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -20,11 +21,11 @@ from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
 from perdure.dashboard.access import Access, Auth, closed
-from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
+from perdure.dashboard.board import Board, Stores, check_stores, new_board, problem_of
 from perdure.dashboard.live import Live
-from perdure.dashboard.rendering import Content, Problem, environment, render, static_response
+from perdure.dashboard.rendering import environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of
+from perdure.dashboard.visit import Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations.verbs import Right
@@ -99,12 +100,13 @@ class Dashboard:
         request = Request(scope, receive)
         try:
             response = await self._answer(request)
+        except HTTPException as refusal:
+            response = PlainTextResponse(f"{refusal.detail}\n", refusal.status_code)
         except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
             # There is no person yet to show a page to.
             response = PlainTextResponse(_log_failure(request, error), 500)
         for name, value in protection.HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers.setdefault("Cache-Control", "no-store")
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -112,22 +114,23 @@ class Dashboard:
         mount, name, path = self._split_name(*split_path(request.scope))
         # A foreign name that points here may be a DNS rebinding attack.
         if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
-            return PlainTextResponse("This host name is not served here.\n", 421)
+            raise HTTPException(421, "This host name is not served here.")
         if path == "/healthz":
             return PlainTextResponse("ok\n")
         if path.startswith("/static/"):
-            return static_response(path.rpartition("/")[2]) or Response(status_code=404)
+            return static_response(path.rpartition("/")[2])
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
-        if not self._limit.allows(protection.session_of(request) or access.person):
-            return PlainTextResponse("Too many requests: wait a second.\n", 429)
+        session = protection.session_of(request)
+        if not self._limit.allows(session or access.person):
+            raise HTTPException(429, "Too many requests: wait a second.")
         base = base_of(request, mount)
         if name not in self._boards:
             return self._list_stores(base, path, access)
-        visit = self._visit(request, name, base, path, access)
+        visit = self._visit(request, self._boards[name], base, path, access, session)
         response = await self._page(visit)
-        if not protection.session_of(request):
+        if not session:
             visit.set_cookie(response, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
         return response
 
@@ -141,17 +144,18 @@ class Dashboard:
     def _list_stores(self, base: str, path: str, access: Access) -> Response:
         """Show the names of the stores, which the paths of all other pages begin with."""
         if "view" not in access.rights:
-            return PlainTextResponse("You may not see this dashboard.\n", 403)
+            raise HTTPException(403, "You may not see this dashboard.")
         if path != "/":
-            return PlainTextResponse("There is no such store.\n", 404)
+            raise HTTPException(404, "There is no such store.")
         template = environment().get_template("stores.html")
-        return HTMLResponse(template.render(base=base, boards=self._boards.values()))
+        return HTMLResponse(template.render(base=base, names=self._boards))
 
-    def _visit(self, request: Request, name: str, base: str, path: str, access: Access) -> Visit:
-        board = self._boards[name]
+    def _visit(
+        self, request: Request, board: Board, base: str, path: str, access: Access, session: str
+    ) -> Visit:
         if board.read_only:
-            access = Access(access.person, access.rights & _READ_ONLY)
-        session = protection.session_of(request) or protection.new_session(self._random)
+            access = replace(access, rights=access.rights & _READ_ONLY)
+        session = session or protection.new_session(self._random)
         preferences = Preferences.from_request(request)
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
@@ -160,8 +164,8 @@ class Dashboard:
         """Answer an authorized person; whatever fails, they see a page."""
         try:
             return await self._route(visit)
-        except Problem as problem:
-            status, text = problem.status, str(problem)
+        except HTTPException as problem:
+            status, text = problem.status_code, problem.detail
         except errors.StoreError as error:
             is_read = visit.request.method in _SAFE
             status, text = 503, problem_of(error, "read from" if is_read else "write to")
@@ -169,77 +173,60 @@ class Dashboard:
             status, text = _STATUSES.get(type(error), 400), str(error)
         except Exception as error:  # noqa: BLE001 - its message may be confidential
             status, text = 500, _log_failure(visit.request, error)
-        context = {"title": _TITLES.get(status, "This did not work"), "text": text}
-        return _render(Content("message.html", {"error": text}, context, status), visit)
+        title = _TITLES.get(status, "This did not work")
+        data = {"error": text}
+        return render(visit, "message.html", data, status=status, title=title, text=text)
 
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
         if not visit.may("view"):
-            raise Problem(403, "You may not see this dashboard.")
+            raise HTTPException(403, "You may not see this dashboard.")
         if visit.path == "/live":
-            return await self._lives[visit.board.name].stream(visit.board, visit)
+            return await self._lives[visit.board.name].stream(visit)
         for route in ROUTES:
             params = route.match(visit.path)
             if params is not None:
                 visit = replace(visit, params=params)
                 return await _call(route, await _check(route, visit))
-        raise Problem(404, "There is no such page.")
+        raise HTTPException(404, "There is no such page.")
 
 
 async def _check(route: Route, visit: Visit) -> Visit:
     """Check method, right, origin and token, for every view."""
-    method = visit.request.method
-    is_post = method == "POST"
-    if (route.post if is_post else route.get if method in _SAFE else None) is None:
-        raise Problem(405, f"This page does not accept {method}.")
+    request, is_post = visit.request, visit.request.method == "POST"
+    if (route.post if is_post else route.get if request.method in _SAFE else None) is None:
+        raise HTTPException(405, f"This page does not accept {request.method}.")
     if is_post:
-        if not protection.is_same_origin(visit.request):
-            raise Problem(403, "This form was not sent by a page of this host.")
-        form = await protection.read_form(visit.request)
+        if not protection.is_same_origin(request):
+            raise HTTPException(403, "This form was not sent by a page of this host.")
+        form = await protection.read_form(request)
         if form is None:
-            raise Problem(413, "A form has at most 1 MB, and text only.")
+            raise HTTPException(413, "A form has at most 1 MB, and text only.")
         visit = replace(visit, form=form)
     right = route.right_for(visit.params, visit.form)
     if right is None:
-        raise Problem(404, "There is no such page.")
+        raise HTTPException(404, "There is no such page.")
     if not visit.may(right):
-        raise Problem(403, f"This needs the right {right!r}.")
+        raise HTTPException(403, f"This needs the right {right!r}.")
     if is_post and not visit.has_token():
-        raise Problem(403, "This form has expired. Open the page again.")
+        raise HTTPException(403, "This form has expired. Open the page again.")
     return visit
 
 
 async def _call(route: Route, visit: Visit) -> Response:
     """Call the view. A form that is refused is shown again, with the reason."""
-    if visit.request.method in _SAFE:
-        return await _show(route, visit)
-    assert route.post is not None, "the method was checked"
-    try:
-        # A change is never interrupted, because it could be half done.
-        result = await route.post(visit.board, visit)
-    except errors.PerdureError as error:
-        if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
-            raise
-        return await _show(route, replace(visit, error=str(error)))
-    return result if isinstance(result, Response) else _render(result, visit)
-
-
-async def _show(route: Route, visit: Visit) -> Response:
+    if visit.request.method not in _SAFE:
+        assert route.post is not None, "the method was checked"
+        try:
+            # A change is never interrupted, because it could be half done.
+            return await route.post(visit)
+        except errors.PerdureError as error:
+            if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
+                raise
+            visit = replace(visit, error=str(error))
     assert route.get is not None, "the method was checked"
     async with visit.board.reading():
-        result = await route.get(visit.board, visit)
-    if isinstance(result, Response):
-        return result
-    return _render(replace(result, status=422) if visit.error else result, visit)
-
-
-def _render(content: Content, visit: Visit) -> Response:
-    said = "" if visit.is_part else visit.said
-    shell = {"query_text": "", "said": said, "board": visit.board, **content.context}
-    response = render(content, visit, shell)
-    if said:
-        response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
-    return response
+        return await route.get(visit)
 
 
 _STATUSES: Mapping[type[Exception], int] = {errors.RunNotFound: 404, errors.Refused: 409}

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
@@ -16,7 +16,6 @@ from perdure.operations import Operations
 from perdure.runtime import Runtime
 from perdure.store import Store
 
-T = TypeVar("T")
 Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
 """What a dashboard shows: the runs of one store, or of several by name."""
 
@@ -95,21 +94,13 @@ def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
     return stores
 
 
-@dataclass(frozen=True, slots=True)
-class Region(Generic[T]):
-    """A part of a page: its data, or why it could not be read."""
-
-    data: T | None = None
-    error: str = ""
-
-
-async def region(reading: Awaitable[T]) -> Region[T]:
+async def read_region(reading: Awaitable[Any]) -> dict[str, Any]:
     """Read one part of a page; the others are shown even if this one fails or is slow."""
     try:
         async with _in_time(_MAX_SECONDS * _SHARE_OF_REGION):
-            return Region(await reading)
+            return {"data": await reading, "error": ""}
     except StoreError as error:
-        return Region(error=problem_of(error))
+        return {"data": None, "error": problem_of(error)}
 
 
 @asynccontextmanager

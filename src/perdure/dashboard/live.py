@@ -41,14 +41,14 @@ class Live:
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
 
-    async def stream(self, board: Board, visit: Visit) -> Response:
+    async def stream(self, visit: Visit) -> Response:
         """Return a stream of changed topics; 204 if the session has enough of them."""
-        asked = visit.request.query_params.getlist("topic")[:_MAX_TOPICS]
-        topics = frozenset(filter(is_topic, asked))
+        names = visit.request.query_params.getlist("topic")[:_MAX_TOPICS]
+        topics = frozenset(filter(is_topic, names))
         open_streams = sum(each.session == visit.session for each in self._listeners)
-        if board.live == "poll" or not topics or open_streams >= MAX_STREAMS:
+        if visit.board.live == "poll" or not topics or open_streams >= MAX_STREAMS:
             return Response(status_code=204)
-        events = self._events(board, _Listener(visit.session, topics))
+        events = self._events(visit.board, _Listener(visit.session, topics))
         return StreamingResponse(events, 200, {"X-Accel-Buffering": "no"}, "text/event-stream")
 
     async def _events(self, board: Board, listener: _Listener) -> AsyncGenerator[bytes, None]:

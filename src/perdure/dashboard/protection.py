@@ -16,7 +16,6 @@ from perdure.clock import Clock
 MAX_BODY = 1_000_000
 MAX_FIELDS = 300
 SESSION_COOKIE = "perdure_session"
-TOKEN_FIELD = "form_token"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -29,6 +28,7 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
 }
 
 _SESSION = re.compile(r"[0-9a-f]{64}")
@@ -59,7 +59,7 @@ def form_token(session: str, person: str, path: str, random: Random) -> str:
 
 
 def is_form_token(token: str, session: str, person: str, path: str) -> bool:
-    """Return whether a token was made for this session, person and path."""
+    """Return whether a token was created for this session, person and path."""
     expected = _digest(session, token[:16], person, path)
     return bool(session) and hmac.compare_digest(token[16:].encode(), expected.encode())
 
@@ -79,7 +79,7 @@ def is_same_origin(request: Request) -> bool:
 
 
 async def read_form(request: Request) -> dict[str, list[str]] | None:
-    """Return the fields of a form, or `None` if there are too many bytes or fields."""
+    """Return the fields of a form, or `None` if it is too large or not text."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Any, cast
+from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
@@ -28,7 +29,7 @@ _FROM_LINKS = ("step", "event", "wait", "of", "query")
 
 async def confirm(visit: Visit) -> Response:
     """Show what a verb will do, and ask for its arguments and the reason."""
-    verb, name, insights = visit.verb, visit.params.get("name", ""), visit.insights
+    verb, name, insights = visit.verb, visit.params.get("name", ""), visit.board.insights
     values = _entered(visit) if visit.form else await _suggested(visit)
     step = next((values.get(each.name, "") for each in verb.fields if each.kind == "key"), "")
     preview, refusal = await _preview(visit, verb, name, step)
@@ -107,9 +108,10 @@ async def prune(visit: Visit) -> Response:
 
 async def save_preferences(visit: Visit) -> Response:
     """Keep the preferences in a cookie."""
-    preferences = Preferences.from_fields({name: visit.value(name) for name in visit.form})
+    fields = {name: visit.value(name) for name in visit.form}
+    cookie = Preferences.from_cookie(urlencode(fields)).to_cookie()
     response = RedirectResponse(visit.url("preferences"), 303)
-    return visit.set_cookie(response, PREFERENCES_COOKIE, preferences.to_cookie(), _YEAR)
+    return visit.set_cookie(response, PREFERENCES_COOKIE, cookie, _YEAR)
 
 
 async def confirm_bulk(visit: Visit) -> Response:
@@ -196,7 +198,7 @@ async def resume_bulk(visit: Visit) -> Response:
 
 async def _read_bulk(visit: Visit) -> BulkProgress:
     """Return the operation; its verb must be the one in the path, whose right was checked."""
-    bulk = await visit.insights.bulk(visit.params["bulk"])
+    bulk = await visit.board.insights.bulk(visit.params["bulk"])
     if bulk is None or visit.params.get("verb") not in (None, bulk.verb):
         raise HTTPException(404, f"There is no bulk operation {visit.params['bulk']!r}.")
     return bulk

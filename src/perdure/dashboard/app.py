@@ -25,7 +25,7 @@ from perdure.dashboard.board import Board, Stores, check_stores, new_board, prob
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.visit import Preferences, Visit, base_of
+from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations.verbs import Right
@@ -155,8 +155,8 @@ class Dashboard:
     ) -> Visit:
         if board.read_only:
             access = replace(access, rights=access.rights & _READ_ONLY)
-        session = session or protection.new_session(self._random)
-        preferences = Preferences.from_request(request)
+        session = session or self._random.randbytes(32).hex()
+        preferences = Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, ""))
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
@@ -199,10 +199,7 @@ async def _check(route: Route, visit: Visit) -> Visit:
     if is_post:
         if not protection.is_same_origin(request):
             raise HTTPException(403, "This form was not sent by a page of this host.")
-        form = await protection.read_form(request)
-        if form is None:
-            raise HTTPException(413, "A form has at most 1 MB, and text only.")
-        visit = replace(visit, form=form)
+        visit = replace(visit, form=await protection.read_form(request))
     right = route.right_for(visit.params, visit.form)
     if right is None:
         raise HTTPException(404, "There is no such page.")

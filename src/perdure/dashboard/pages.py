@@ -47,7 +47,7 @@ def page(
 
 async def _ask(name: str, visit: Visit) -> Any:
     arguments = _ARGUMENTS[name](visit) if name in _ARGUMENTS else {}
-    return await getattr(visit.insights, name)(*visit.params.values(), **arguments)
+    return await getattr(visit.board.insights, name)(*visit.params.values(), **arguments)
 
 
 async def _read_one(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, Any]:
@@ -85,6 +85,6 @@ async def show_preferences(visit: Visit) -> Response:
 
 async def show_metrics(visit: Visit) -> Response:
     """Return the numbers of the overview as OpenMetrics."""
-    overview = await visit.insights.overview()
+    overview = await visit.board.insights.overview()
     text = environment().get_template("metrics.txt").render(overview=overview)
     return Response(text + "\n", media_type=_OPENMETRICS)

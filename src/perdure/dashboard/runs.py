@@ -19,10 +19,7 @@ _IDS_PER_READ = 500
 
 async def list_runs(visit: Visit) -> Response:
     """Show the runs that a query finds, or return all of their ids."""
-    text, insights = visit.query.get("q", "").strip(), visit.insights
-    if visit.query.get("format") == "ids":
-        query = insights.parse(await insights.expand(text))
-        return StreamingResponse(_ids(visit, query), media_type="text/plain")
+    text, insights = visit.query.get("q", "").strip(), visit.board.insights
     context: dict[str, Any] = {
         "query_text": text,
         "views": await insights.views(),
@@ -30,6 +27,8 @@ async def list_runs(visit: Visit) -> Response:
     }
     try:
         query = insights.parse(await insights.expand(text))
+        if visit.query.get("format") == "ids":
+            return StreamingResponse(_ids(visit, query), media_type="text/plain")
         page = await insights.runs(query, after=visit.after)
     except (InvalidArgument, InvalidQuery) as error:
         context |= {"query": None, "error": str(error)}
@@ -43,7 +42,7 @@ async def _ids(visit: Visit, query: ParsedQuery) -> AsyncGenerator[str, None]:
     after, is_last = None, False
     while not is_last:
         async with visit.board.reading():
-            page = await visit.insights.runs(query, _IDS_PER_READ, after)
+            page = await visit.board.insights.runs(query, _IDS_PER_READ, after)
         ids = (visible(run.id).replace("\n", r"\u000a") for run in page.runs)
         yield "".join(f"{id}\n" for id in ids)
         after, is_last = page.cursor, page.cursor is None
@@ -89,7 +88,7 @@ async def show_run(visit: Visit) -> Response:
 async def _insights_for(visit: Visit) -> Insights:
     """Return the insights that show secrets, if the person may see them and requests it."""
     if visit.query.get("reveal") != "1" or not visit.may("payloads"):
-        return visit.insights
+        return visit.board.insights
     return await visit.board.reveal(visit.params["run"], visit.access.person, visit.now)
 
 
@@ -97,7 +96,7 @@ async def _show_missing(visit: Visit, run_id: str) -> Response:
     """Show runs with similar ids, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
-        similar = (await visit.insights.runs(quote_term("", prefix), limit=10)).runs
+        similar = (await visit.board.insights.runs(quote_term("", prefix), limit=10)).runs
     except InvalidArgument:
         similar = ()
     data = {"error": "not found", "run": run_id}
@@ -122,12 +121,12 @@ async def download(visit: Visit) -> Response:
 async def compare(visit: Visit) -> Comparison | None:
     """Return how two runs differ, if both are named."""
     left, right = visit.query.get("a"), visit.query.get("b")
-    return await visit.insights.compare(left, right) if left and right else None
+    return await visit.board.insights.compare(left, right) if left and right else None
 
 
 async def complete(visit: Visit) -> Response:
     """Return completions of the last word of a query, as whole queries."""
     query = visit.query.get("q", "")
-    words = (await visit.insights.complete(query))[:12]
+    words = (await visit.board.insights.complete(query))[:12]
     body = [{"value": query[: each.start] + each.text, "hint": each.hint} for each in words]
     return Response(msgspec.json.encode(body), media_type="application/json")

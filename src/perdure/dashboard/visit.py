@@ -1,5 +1,6 @@
 """One request: who made it, how they want pages to look, and where the dashboard is mounted."""
 
+import hmac
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.dashboard.access import Access
 from perdure.dashboard.board import Board
-from perdure.dashboard.protection import form_token, is_form_token
-from perdure.insights import Insights
+from perdure.dashboard.protection import form_token
 from perdure.operations.verbs import VERBS, Right, Verb
 from perdure.urls import encode_id
 
@@ -36,19 +36,14 @@ class Preferences(msgspec.Struct, frozen=True):
     keys: Literal["on", "off"] = "on"
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, str]) -> Self:
-        """Return the preferences in a form or a cookie; the defaults if one is invalid."""
+    def from_cookie(cls, cookie: str) -> Self:
+        """Return the preferences in a cookie; the defaults if one is invalid."""
         try:
-            preferences = msgspec.convert(dict(fields), cls)
+            preferences = msgspec.convert(dict(parse_qsl(cookie)), cls)
             ZoneInfo(preferences.zone)
         except (msgspec.ValidationError, ValueError, OSError, LookupError):
             return cls()
         return preferences
-
-    @classmethod
-    def from_request(cls, request: Request) -> Self:
-        """Return the preferences of a browser."""
-        return cls.from_fields(dict(parse_qsl(request.cookies.get(PREFERENCES_COOKIE, ""))))
 
     def to_cookie(self) -> str:
         """Return the cookie that keeps them."""
@@ -82,11 +77,6 @@ class Visit:
     params: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, list[str]] = field(default_factory=dict)
     error: str = ""
-
-    @property
-    def insights(self) -> Insights:
-        """The questions, answered without secrets."""
-        return self.board.insights
 
     @property
     def verb(self) -> Verb:
@@ -131,12 +121,14 @@ class Visit:
 
     def token(self, path: str | None = None) -> str:
         """Return the token for a form that posts to `path`."""
-        return form_token(self.session, self.access.person, path or self.path, self.random)
+        salt = self.random.randbytes(8).hex()
+        return form_token(self.session, self.access.person, path or self.path, salt)
 
     def has_token(self) -> bool:
         """Return whether the posted form has the token of this session, person and path."""
         token = self.value("form_token")
-        return is_form_token(token, self.session, self.access.person, self.path)
+        expected = form_token(self.session, self.access.person, self.path, token[:16])
+        return hmac.compare_digest(token.encode(), expected.encode())
 
     def value(self, name: str, default: str = "") -> str:
         """Return a field of the posted form."""

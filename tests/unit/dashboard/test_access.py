@@ -20,7 +20,7 @@ from perdure.dashboard import (
     header,
     starlette_user,
 )
-from perdure.dashboard.login import OneTimeToken
+from perdure.dashboard.server import OneTimeToken
 from perdure.errors import InvalidArgument
 from perdure.stores import MemoryStore
 from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, text_of

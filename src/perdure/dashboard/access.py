@@ -44,15 +44,13 @@ Auth: TypeAlias = Callable[[Request], Awaitable[Access | Response]]
 RightsOf: TypeAlias = Iterable[Right] | Mapping[str, Iterable[Right]]
 
 
-def check_rights(rights: object, parameter: str = "rights") -> frozenset[Right]:
+def check_rights(rights: object) -> frozenset[Right]:
     """Check for a set of names of rights."""
-    expected = "a set of rights, of " + ", ".join(get_args(Right))
-    if isinstance(rights, str | Mapping) or not isinstance(rights, Iterable):
-        raise InvalidArgument(parameter, rights, expected)
-    names: frozenset[Any] = frozenset(rights)
-    if not names <= ALL_RIGHTS:
-        raise InvalidArgument(parameter, rights, expected)
-    return names
+    if isinstance(rights, Iterable) and not isinstance(rights, str | Mapping):
+        names: frozenset[Any] = frozenset(rights)
+        if names <= ALL_RIGHTS:
+            return names
+    raise InvalidArgument("rights", rights, "a set of rights, of " + ", ".join(get_args(Right)))
 
 
 def _rights_by_person(rights: RightsOf) -> Callable[[str], frozenset[Right]]:

@@ -3,20 +3,20 @@
 from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import urlencode
+from zoneinfo import available_timezones
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from perdure.clock import parse_duration
-from perdure.dashboard.rendering import render, shell_command
-from perdure.dashboard.values import to_text
+from perdure.dashboard.rendering import render
 from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit
 from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.insights import BulkProgress
 from perdure.insights.words import count_words
-from perdure.operations import Preview
 from perdure.operations.bulk import begin
-from perdure.operations.verbs import VERBS, Verb, parse_number, read_arguments
+from perdure.operations.verbs import VERBS, parse_number, read_arguments
 from perdure.urls import decode_id
 
 BULK_LIMIT = 1000
@@ -29,28 +29,17 @@ _FROM_LINKS = ("step", "event", "wait", "of", "query")
 
 async def confirm(visit: Visit) -> Response:
     """Show what a verb will do, and ask for its arguments and the reason."""
-    verb, name, insights = visit.verb, visit.params.get("name", ""), visit.board.insights
+    verb, name, board = visit.verb, visit.params.get("name", ""), visit.board
     values = _entered(visit) if visit.form else await _suggested(visit)
     step = next((values.get(each.name, "") for each in verb.fields if each.kind == "key"), "")
-    preview, refusal = await _preview(visit, verb, name, step)
-    facts = await insights.run(name) if verb.place == "runs" else None
-    workflow = await insights.workflow(name) if verb.name == "start" else None
-    wait = ("--wait", values["wait"]) if values.get("wait") else ()
-    return render(
-        visit,
-        "action.html",
-        {"name": name, "verb": verb.name, "preview": preview, "error": visit.error},
-        verb=verb,
-        name=name,
-        run=facts and facts.run,
-        question=facts and verb.answers and facts.question(values.get("wait", "")),
-        definition=workflow.definitions[-1] if workflow and workflow.definitions else None,
-        values=values,
-        step=step,
-        preview=preview,
-        error=visit.error or refusal,
-        command=shell_command(*verb.command.split(), *filter(None, (name, step)), *wait),
-    )
+    context: dict[str, Any] = {"verb": verb, "name": name, "values": values, "step": step}
+    context["facts"] = await board.insights.run(name) if verb.place == "runs" else None
+    context["workflow"] = await board.insights.workflow(name) if verb.name == "start" else None
+    preview = None
+    if verb.has_preview and step:
+        preview = await board.operations.preview(name, cast(Any, verb.name), step)
+    data = {"name": name, "verb": verb.name, "preview": preview, "error": visit.error}
+    return render(visit, "action.html", data, preview=preview, **context)
 
 
 def _entered(visit: Visit) -> dict[str, str]:
@@ -70,20 +59,9 @@ async def _suggested(visit: Visit) -> dict[str, str]:
     if visit.verb.name == "edit_payload" and visit.may("payloads"):
         run_id = visit.params["name"]
         revealed = await visit.board.reveal(run_id, visit.access.person, visit.now)
-        values["payload"] = to_text((await revealed.run(run_id)).payload)
+        payload = msgspec.json.encode((await revealed.run(run_id)).payload)
+        values["payload"] = msgspec.json.format(payload, indent=2).decode()
     return values
-
-
-async def _preview(visit: Visit, verb: Verb, name: str, step: str) -> tuple[Preview | None, str]:
-    """Return what a verb would do to the records of a run, or why it would be refused."""
-    if not verb.has_preview or not step:
-        return None, ""
-    try:
-        return await visit.board.operations.preview(name, cast(Any, verb.name), step), ""
-    except StoreError:
-        raise
-    except PerdureError as refusal:
-        return None, str(refusal)
 
 
 async def act(visit: Visit) -> Response:
@@ -97,6 +75,14 @@ async def act(visit: Visit) -> Response:
     return visit.redirect(outcome.sentence, place, *(() if verb.to_list else target))
 
 
+async def count_prunable(visit: Visit) -> int | None:
+    """Return how many runs pruning would delete, if requested."""
+    age = visit.query.get("older_than")
+    if not age or not visit.may("delete"):
+        return None
+    return await visit.board.operations.prune(age, dry_run=True, by=visit.access.person)
+
+
 async def prune(visit: Visit) -> Response:
     """Delete runs that have been over for a long time."""
     age = parse_duration(visit.value("older_than"), "older_than")
@@ -106,10 +92,15 @@ async def prune(visit: Visit) -> Response:
     return visit.redirect(f"Deleted {count_words(count, 'run')}.", "store")
 
 
+async def show_preferences(visit: Visit) -> Response:
+    """Show the form of the preferences, and the keys."""
+    zones = sorted(available_timezones())
+    return render(visit, "preferences.html", visit.preferences, zones=zones)
+
+
 async def save_preferences(visit: Visit) -> Response:
     """Keep the preferences in a cookie."""
-    fields = {name: visit.value(name) for name in visit.form}
-    cookie = Preferences.from_cookie(urlencode(fields)).to_cookie()
+    cookie = urlencode({name: visit.value(name) for name in Preferences.__struct_fields__})
     response = RedirectResponse(visit.url("preferences"), 303)
     return visit.set_cookie(response, PREFERENCES_COOKIE, cookie, _YEAR)
 
@@ -124,15 +115,8 @@ async def confirm_bulk(visit: Visit) -> Response:
     query = visit.value("q") or visit.query.get("q", "") if ids is None else ""
     count = await visit.board.operations.count_bulk(query, BULK_LIMIT) if ids is None else None
     data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
-    command = shell_command(*verb.command.split(), *(ids or ()), where=query)
-    context: dict[str, Any] = {
-        **data,
-        "verb": verb,
-        "query_text": query,
-        "limit": BULK_LIMIT,
-        "command": command,
-    }
-    return render(visit, "bulk_confirm.html", data, **context)
+    context: dict[str, Any] = {"ids": ids, "query_text": query, "count": count, "limit": BULK_LIMIT}
+    return render(visit, "bulk_confirm.html", data, verb=verb, **context)
 
 
 def _selected(visit: Visit) -> list[str]:

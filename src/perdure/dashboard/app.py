@@ -21,7 +21,7 @@ from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
 from perdure.dashboard.access import Access, Auth, closed
-from perdure.dashboard.board import Board, Stores, check_stores, new_board, problem_of
+from perdure.dashboard.board import Board, Stores, new_boards, problem_of
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
@@ -80,21 +80,21 @@ class Dashboard:
         flags = {"read_only": read_only, "show_source": show_source, "audit_reveals": audit_reveals}
         options: dict[str, Any] = {name: check_flag(flag, name) for name, flag in flags.items()}
         options |= {"environment": environment, "live": live}
-        stores = check_stores(runtime_or_store)
-        self._boards = {
-            name: new_board(stores[name], redact, clock, name=name, **options) for name in stores
-        }
-        self._lives = {name: Live(clock) for name in stores}
+        self._boards = new_boards(runtime_or_store, redact, clock, **options)
+        self._lives = {name: Live(clock) for name in self._boards}
         self._app = GZipMiddleware(self._respond, minimum_size=1024)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Other kinds of connections are not accepted."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-        elif scope["type"] == "http":
+        if scope["type"] == "http":
             await self._app(scope, receive, send)
-        else:
+        elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
+        else:
+            # A server that runs the dashboard on its own expects an answer to each event.
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -122,12 +122,14 @@ class Dashboard:
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
+        if "view" not in access.rights:
+            raise HTTPException(403, "You may not see this dashboard.")
         session = protection.session_of(request)
         if not self._limit.allows(session or access.person):
             raise HTTPException(429, "Too many requests: wait a second.")
         base = base_of(request, mount)
         if name not in self._boards:
-            return self._list_stores(base, path, access)
+            return self._list_stores(base, path)
         visit = self._visit(request, self._boards[name], base, path, access, session)
         response = await self._page(visit)
         if not session:
@@ -141,10 +143,8 @@ class Dashboard:
             return mount, "", path
         return f"{mount}/{name}", name, f"/{rest}"
 
-    def _list_stores(self, base: str, path: str, access: Access) -> Response:
+    def _list_stores(self, base: str, path: str) -> Response:
         """Show the names of the stores, which the paths of all other pages begin with."""
-        if "view" not in access.rights:
-            raise HTTPException(403, "You may not see this dashboard.")
         if path != "/":
             raise HTTPException(404, "There is no such store.")
         template = environment().get_template("stores.html")
@@ -179,8 +179,6 @@ class Dashboard:
 
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
-        if not visit.may("view"):
-            raise HTTPException(403, "You may not see this dashboard.")
         if visit.path == "/live":
             return await self._lives[visit.board.name].stream(visit)
         for route in ROUTES:
@@ -234,10 +232,3 @@ def _log_failure(request: Request, error: Exception) -> str:
     """Log an unexpected error, and return a text for the page; its message may be confidential."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return f"This page failed with {type(error).__name__}. The server's log says more."
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    """Handle the lifespan protocol, for a server that runs the dashboard on its own."""
-    while (await receive())["type"] != "lifespan.shutdown":
-        await send({"type": "lifespan.startup.complete"})
-    await send({"type": "lifespan.shutdown.complete"})

@@ -68,8 +68,18 @@ class Board:
         return self.revealed
 
 
-def new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
-    """Return the board of a store, or of a runtime, which knows the types of its workflows."""
+def new_boards(stores: Stores, redact: Redact, clock: Clock, **options: Any) -> dict[str, Board]:
+    """Return a board for each store by its name, which is "" for one without a name."""
+    if not isinstance(stores, Mapping):
+        return {"": _new_board(stores, redact, clock, **options)}
+    # A name is the first segment of a path, where these are taken.
+    if not stores or not all(map(_NAME.fullmatch, stores)) or {*stores} & {"static", "healthz"}:
+        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
+        raise InvalidArgument("runtime_or_store", [*stores], expected)
+    return {name: _new_board(stores[name], redact, clock, name=name, **options) for name in stores}
+
+
+def _new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
     if isinstance(source, Runtime):
         store, workflows, url = source.store, source.registry.definitions, source.url
     else:
@@ -81,17 +91,6 @@ def new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: 
         has_types=bool(workflows),
         **options,
     )
-
-
-def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
-    """Return the stores by name, which is "" for one without a name."""
-    if not isinstance(stores, Mapping):
-        return {"": stores}
-    # A name is the first segment of a path, where these are taken.
-    if not stores or not all(map(_NAME.fullmatch, stores)) or {*stores} & {"static", "healthz"}:
-        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
-        raise InvalidArgument("runtime_or_store", [*stores], expected)
-    return stores
 
 
 async def read_region(reading: Awaitable[Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import hashlib
 import math
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +31,8 @@ _FOLDER = Path(__file__).parent
 _STATIC = {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir())}
 _STATIC_VERSION = hashlib.sha256(repr(_STATIC).encode()).hexdigest()[:12]
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
-_SHORTEST, _LONGEST = 0.001, 86_400.0
+# The numbers with which the axis of a chart can end.
+_TOPS = (4, 5, 6, 8, *(int(n * 10**p) for p in range(1, 12) for n in (1, 1.5, 2, 3, 4, 5, 6, 8)))
 
 
 def static_response(name: str) -> Response:
@@ -60,29 +60,10 @@ def _for_visit(format: Callable[[Any, Visit], str]) -> Callable[..., str]:
     return apply
 
 
-def nice_top(value: float) -> float:
-    """Return a round number that is not below the value, to end the axis of a chart with."""
-    if value <= 4:
-        return 4
-    power = 10 ** math.floor(math.log10(value))
-    return next(float(n * power) for n in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if n * power >= value)
-
-
-def log_position(span: timedelta) -> float:
-    """Return where a duration is on a log scale from 1 ms to 1 day, in percent."""
-    seconds = min(max(span.total_seconds(), _SHORTEST), _LONGEST)
-    return 1 + 98 * math.log(seconds / _SHORTEST) / math.log(_LONGEST / _SHORTEST)
-
-
 def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
     """Group adjacent frames of a traceback that are inside or outside perdure."""
     groups = groupby(frames, key=lambda frame: frame.is_engine)
     return [(is_engine, list(group)) for is_engine, group in groups]
-
-
-def shell_command(*arguments: str, where: str = "") -> str:
-    """Return the command line that is equivalent to a page."""
-    return shlex.join(["perdure", *arguments, *(["--where", where] if where else ())])
 
 
 def quote_term(field: str, value: str) -> str:
@@ -99,8 +80,8 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "plural": words.count_words,
     "tally": words.tally_words,
     "number": "{:,}".format,
-    "nice_top": nice_top,
-    "log_position": log_position,
+    "log": math.log,
+    "shell": shlex.join,
     "outline": values.Outline,
     "frame_groups": frame_groups,
 }
@@ -109,9 +90,9 @@ _GLOBALS = {
     "statuses": get_args(RunStatus),
     "chart_windows": CHART_WINDOWS,
     "error_windows": ERROR_WINDOWS,
+    "tops": _TOPS,
     "encode_id": encode_id,
     "quote_term": quote_term,
-    "shell_command": shell_command,
 }
 
 

@@ -1,14 +1,34 @@
-"""The paths of the dashboard, their views, and the rights that they need."""
+"""The paths of the dashboard: what they show, what they do, and the rights that they need.
 
-from collections.abc import Mapping
+Most pages are a template and the questions to `Insights` that it shows, by name.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from perdure.dashboard import actions, runs
-from perdure.dashboard.pages import count_prunable, page, show_metrics, show_preferences
-from perdure.dashboard.rendering import View
+from perdure.dashboard.board import read_region
+from perdure.dashboard.rendering import CHART_WINDOWS, ERROR_WINDOWS, View, environment, render
+from perdure.dashboard.visit import Visit
 from perdure.operations.verbs import VERBS, Right
 from perdure.urls import decode_id
+
+Question: TypeAlias = Callable[[Visit], Awaitable[Any]]
+
+# What a question takes from the query of the URL. The names in its path come first.
+_ARGUMENTS: Mapping[str, Callable[[Visit], dict[str, Any]]] = {
+    "history": lambda visit: {"window": visit.choice("window", CHART_WINDOWS, "24h")},
+    "errors": lambda visit: {"window": visit.choice("window", ERROR_WINDOWS, "24h")},
+    "approvals": lambda visit: {"to": visit.query.get("to") or None, "after": visit.after},
+    "acts": lambda visit: {"query": visit.query.get("find", ""), "after": visit.after},
+}
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +79,85 @@ def _verb(path: str, verb: str, get: View | None = None) -> Route:
     return Route(path, get, actions.act, "verb", params)
 
 
-_OVERVIEW = page("overview", "overview", "history", "workflows", topics=("counts", "fleet"))
-_STORE = page("store", "store", "check", "retention", topics=(), prunable=count_prunable)
+def _page(
+    template: str, *names: str, topics: tuple[str, ...] = ("counts",), **others: Question
+) -> View:
+    """Return the view of a page with one answer, or with several that may fail independently.
+
+    `names` are methods of `Insights`; without any question it is the one named as the template. The
+    page is notified of the topics, unless it is not the first of several.
+    """
+    asked = names or (() if others else (template,))
+    questions = {name: partial(_ask, name) for name in asked} | others
+
+    async def show(visit: Visit) -> Response:
+        read = _read_regions if len(questions) > 1 else _read_one
+        data, context = await read(visit, questions)
+        topics_here = () if visit.after else topics
+        return render(visit, f"{template}.html", data, topics=topics_here, **context)
+
+    return show
+
+
+async def _ask(name: str, visit: Visit) -> Any:
+    arguments = _ARGUMENTS[name](visit) if name in _ARGUMENTS else {}
+    return await getattr(visit.board.insights, name)(*visit.params.values(), **arguments)
+
+
+async def _read_one(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, Any]:
+    [(name, question)] = questions.items()
+    answer = await question(visit)
+    if answer is None and name in visit.params:
+        raise HTTPException(404, f"There is no {name} {visit.params[name]!r}.")
+    return answer, {name: answer}
+
+
+async def _read_regions(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, Any]:
+    reads = (read_region(question(visit)) for question in questions.values())
+    regions = dict(zip(questions, await asyncio.gather(*reads), strict=True))
+    problems = [region["error"] for region in regions.values() if region["error"]]
+    if len(problems) == len(regions):
+        raise HTTPException(503, problems[0])
+    # As JSON, a region is its data, or an object that says why there is none.
+    data = {name: each if each["error"] else each["data"] for name, each in regions.items()}
+    return data, regions
+
+
+async def _show_metrics(visit: Visit) -> Response:
+    """Return the numbers of the overview as OpenMetrics."""
+    overview = await visit.board.insights.overview()
+    text = environment().get_template("metrics.txt").render(overview=overview)
+    return Response(text + "\n", media_type=_OPENMETRICS)
+
 
 ROUTES: tuple[Route, ...] = (
-    Route("/", _OVERVIEW),
+    Route("/", _page("overview", "overview", "history", "workflows", topics=("counts", "fleet"))),
     Route("/runs", runs.list_runs),
     Route("/runs/{run}", runs.show_run),
     Route("/runs/{run}/steps", runs.show_run),
     Route("/runs/{run}/value", runs.download),
     Route("/runs/{run}/export", runs.download),
     Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, "verb"),
-    Route("/workflows", page("workflows")),
-    Route("/workflows/{workflow}", page("workflow")),
+    Route("/workflows", _page("workflows")),
+    Route("/workflows/{workflow}", _page("workflow")),
     _verb("/workflows/{name}/start", "start", actions.confirm),
-    Route("/queues", page("queues", "queues", "limits")),
-    Route("/queues/{queue}", page("queue")),
-    Route("/schedules", page("schedules")),
-    Route("/schedules/{schedule}", page("schedule")),
-    Route("/workers", page("workers", topics=("fleet",))),
-    Route("/workers/{worker}", page("worker", topics=("fleet",))),
-    Route("/errors", page("errors")),
-    Route("/agenda", page("agenda")),
-    Route("/approvals", page("approvals")),
-    Route("/acts", page("acts", topics=("acts",))),
-    Route("/views", page("views", topics=())),
+    Route("/queues", _page("queues", "queues", "limits")),
+    Route("/queues/{queue}", _page("queue")),
+    Route("/schedules", _page("schedules")),
+    Route("/schedules/{schedule}", _page("schedule")),
+    Route("/workers", _page("workers", topics=("fleet",))),
+    Route("/workers/{worker}", _page("worker", topics=("fleet",))),
+    Route("/errors", _page("errors")),
+    Route("/agenda", _page("agenda")),
+    Route("/approvals", _page("approvals")),
+    Route("/acts", _page("acts", topics=("acts",))),
+    Route("/views", _page("views", topics=())),
     _verb("/views/save", "save_view", actions.confirm),
-    Route("/compare", page("compare", topics=(), comparison=runs.compare)),
-    Route("/store", _STORE),
+    Route("/compare", _page("compare", topics=(), comparison=runs.compare)),
+    Route(
+        "/store",
+        _page("store", "store", "check", "retention", topics=(), prunable=actions.count_prunable),
+    ),
     _verb("/store/import", "import_run"),
     Route("/store/prune", None, actions.prune, "delete"),
     Route("/bulk/selected", actions.confirm_bulk),
@@ -96,7 +167,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/bulk/{bulk}", actions.show_bulk),
     Route("/bulk/{bulk}/stop/{verb}", None, actions.stop_bulk, "verb"),
     Route("/bulk/{bulk}/resume/{verb}", None, actions.resume_bulk, "verb"),
-    Route("/preferences", show_preferences, actions.save_preferences),
+    Route("/preferences", actions.show_preferences, actions.save_preferences),
     Route("/complete", runs.complete),
-    Route("/metrics", show_metrics),
+    Route("/metrics", _show_metrics),
 )

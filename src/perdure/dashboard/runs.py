@@ -39,13 +39,13 @@ async def list_runs(visit: Visit) -> Response:
 
 async def _ids(visit: Visit, query: ParsedQuery) -> AsyncGenerator[str, None]:
     """Yield the ids of all runs that a query finds, one per line."""
-    after, is_last = None, False
-    while not is_last:
+    after: str | None = ""
+    while after is not None:
         async with visit.board.reading():
-            page = await visit.board.insights.runs(query, _IDS_PER_READ, after)
+            page = await visit.board.insights.runs(query, _IDS_PER_READ, after or None)
         ids = (visible(run.id).replace("\n", r"\u000a") for run in page.runs)
         yield "".join(f"{id}\n" for id in ids)
-        after, is_last = page.cursor, page.cursor is None
+        after = page.cursor
 
 
 async def show_run(visit: Visit) -> Response:

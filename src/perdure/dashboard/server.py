@@ -97,8 +97,9 @@ async def _serving(
             # The command handles signals itself: beside this server it runs a worker.
             yield
 
-    config = uvicorn.Config(app, lifespan="off", ws="none", log_level="warning")
-    config.server_header = False
+    config = uvicorn.Config(
+        app, lifespan="off", ws="none", log_level="warning", server_header=False
+    )
     # Streams that browsers keep open must not delay the end.
     config.timeout_graceful_shutdown = 1
     server = Server(config)
@@ -132,20 +133,17 @@ class OneTimeToken:
         path, query = request.url.path, request.query_params
         # The page without its query: the token leaves the address bar.
         response = RedirectResponse("/" if path == _LOGIN else path, 303)
-        if _is_equal(request.cookies.get(self._cookie, ""), self._session):
+        cookie = request.cookies.get(self._cookie, "")
+        if hmac.compare_digest(cookie.encode(), self._session.encode()):
             return response if path == _LOGIN or "token" in query else Access(self._person)
         token = query.get("token", "")
         if path == _LOGIN and request.method == "POST" and is_same_origin(request):
             token = (await read_form(request)).get("token", [""])[-1].strip()
-        if self._is_used or not _is_equal(token, self.token):
+        if self._is_used or not hmac.compare_digest(token.encode(), self.token.encode()):
             return _refuse(request, _WRONG if token else "")
         self._is_used = True
         response.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
         return response
-
-
-def _is_equal(text: str, secret: str) -> bool:
-    return hmac.compare_digest(text.encode(), secret.encode())
 
 
 def _refuse(request: Request, problem: str) -> Response:

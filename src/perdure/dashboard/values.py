@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 MAX_SHOWN = 4096
 """How many characters of a value are shown; the rest can be downloaded."""
 
@@ -22,11 +20,6 @@ _INVISIBLE = re.compile(
 def visible(text: str) -> str:
     """Return a string whose invisible characters are written as escapes."""
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def to_text(value: Any) -> str:
-    """Return a value as indented JSON: keys keep their order and numbers their digits."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 class Node(NamedTuple):

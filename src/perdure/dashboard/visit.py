@@ -45,10 +45,6 @@ class Preferences(msgspec.Struct, frozen=True):
             return cls()
         return preferences
 
-    def to_cookie(self) -> str:
-        """Return the cookie that keeps them."""
-        return urlencode(msgspec.structs.asdict(self), safe="/", quote_via=quote)
-
     @property
     def tz(self) -> tzinfo:
         """The time zone in which times are shown."""

@@ -23,14 +23,14 @@ BULK_LIMIT = 1000
 """How many runs an operator may change at once; more needs the right `admin`."""
 
 _YEAR = 365 * 24 * 3600
-_YOUNGEST = timedelta(minutes=1)
-_FROM_LINKS = ("step", "event", "wait", "of", "query")
+_MIN_AGE = timedelta(minutes=1)
+_LINK_FIELDS = ("step", "event", "wait", "of", "query")
 
 
 async def confirm(visit: Visit) -> Response:
     """Show what a verb will do, and ask for its arguments and the reason."""
     verb, name, board = visit.verb, visit.params.get("name", ""), visit.board
-    values = _entered(visit) if visit.form else await _suggested(visit)
+    values = _form_values(visit) if visit.form else await _initial_values(visit)
     step = next((values.get(each.name, "") for each in verb.fields if each.kind == "key"), "")
     context: dict[str, Any] = {"verb": verb, "name": name, "values": values, "step": step}
     context["facts"] = await board.insights.run(name) if verb.place == "runs" else None
@@ -42,7 +42,7 @@ async def confirm(visit: Visit) -> Response:
     return render(visit, "action.html", data, preview=preview, **context)
 
 
-def _entered(visit: Visit) -> dict[str, str]:
+def _form_values(visit: Visit) -> dict[str, str]:
     """Return the values of a form; of several fields with one name, the last non-empty one."""
     texts = {name: [*filter(None, texts)][-1:] for name, texts in visit.form.items()}
     values = {name: "".join(text) for name, text in texts.items()}
@@ -51,15 +51,15 @@ def _entered(visit: Visit) -> dict[str, str]:
     return values | {name: decode_id(values[name]) or values[name] for name in keys}
 
 
-async def _suggested(visit: Visit) -> dict[str, str]:
+async def _initial_values(visit: Visit) -> dict[str, str]:
     """Return the initial values of the fields, from the link and the current input."""
-    values = {name: visit.query[name] for name in _FROM_LINKS if name in visit.query}
+    values = {name: visit.query[name] for name in _LINK_FIELDS if name in visit.query}
     values["at"] = values.get("step", "")
     # The current input is shown as it is: saving a redacted one would destroy it.
     if visit.verb.name == "edit_payload" and visit.may("payloads"):
         run_id = visit.params["name"]
-        revealed = await visit.board.reveal(run_id, visit.access.person, visit.now)
-        payload = msgspec.json.encode((await revealed.run(run_id)).payload)
+        insights = await visit.board.reveal(run_id, visit.access.person, visit.now)
+        payload = msgspec.json.encode((await insights.run(run_id)).payload)
         values["payload"] = msgspec.json.format(payload, indent=2).decode()
     return values
 
@@ -67,7 +67,7 @@ async def _suggested(visit: Visit) -> dict[str, str]:
 async def act(visit: Visit) -> Response:
     """Apply the verb."""
     verb, name = visit.verb, visit.params.get("name")
-    arguments = read_arguments(verb.fields, _entered(visit), visit.now)
+    arguments = read_arguments(verb.fields, _form_values(visit), visit.now)
     names = () if name is None else (name,)
     method = getattr(visit.board.operations, verb.name)
     outcome = await method(*names, **arguments, **visit.attribution(verb))
@@ -86,7 +86,7 @@ async def count_prunable(visit: Visit) -> int | None:
 async def prune(visit: Visit) -> Response:
     """Delete runs that have been over for a long time."""
     age = parse_duration(visit.value("older_than"), "older_than")
-    if age < _YOUNGEST:
+    if age < _MIN_AGE:
         raise InvalidArgument("older_than", visit.value("older_than"), "a duration such as 30d")
     count = await visit.board.operations.prune(age, **visit.attribution(VERBS["delete"]))
     return visit.redirect(f"Deleted {count_words(count, 'run')}.", "store")
@@ -111,7 +111,7 @@ async def confirm_bulk(visit: Visit) -> Response:
     verb = VERBS.get(name)
     if verb is None or not verb.bulk:
         raise InvalidArgument("verb", name, "a verb for many runs")
-    ids = _selected(visit) if visit.path.startswith("/bulk/selected") else None
+    ids = _selected_ids(visit) if visit.path.startswith("/bulk/selected") else None
     query = visit.value("q") or visit.query.get("q", "") if ids is None else ""
     count = await visit.board.operations.count_bulk(query, BULK_LIMIT) if ids is None else None
     data = {"verb": name, "ids": ids, "query": query, "count": count, "error": visit.error}
@@ -119,14 +119,14 @@ async def confirm_bulk(visit: Visit) -> Response:
     return render(visit, "bulk_confirm.html", data, verb=verb, **context)
 
 
-def _selected(visit: Visit) -> list[str]:
+def _selected_ids(visit: Visit) -> list[str]:
     segments = visit.form.get("run") or visit.request.query_params.getlist("run")
     return [id for segment in segments if (id := decode_id(segment))]
 
 
 async def act_on_selected(visit: Visit) -> Response:
     """Apply the verb to each selected run, and list the refusals."""
-    verb, ids, attribution = visit.verb, _selected(visit), visit.attribution(visit.verb)
+    verb, ids, attribution = visit.verb, _selected_ids(visit), visit.attribution(visit.verb)
     refusals: list[str] = []
     for run_id in ids:
         try:
@@ -167,16 +167,14 @@ async def show_bulk(visit: Visit) -> Response:
 async def stop_bulk(visit: Visit) -> Response:
     """Ask the process that works on a bulk operation to stop."""
     bulk = await _read_bulk(visit)
-    by, why = visit.access.person, visit.value("why")
-    await visit.board.operations.stop_bulk(bulk.id, by=by, why=why)
+    await visit.board.operations.stop_bulk(bulk.id, **visit.attribution())
     return visit.redirect("It stops within a second.", "bulk", bulk.id)
 
 
 async def resume_bulk(visit: Visit) -> Response:
     """Continue a bulk operation that was stopped or interrupted."""
     bulk = await _read_bulk(visit)
-    by, why = visit.access.person, visit.value("why")
-    await begin(visit.board.operations.resume_bulk(bulk.id, by=by, why=why))
+    await begin(visit.board.operations.resume_bulk(bulk.id, **visit.attribution()))
     return visit.redirect("Resumed.", "bulk", bulk.id)
 
 

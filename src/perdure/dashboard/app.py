@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
-from perdure.dashboard.access import Access, Auth, closed
+from perdure.dashboard.access import Access, Auth, refuse_all
 from perdure.dashboard.board import Board, Stores, new_boards, problem_of
 from perdure.dashboard.live import Live
 from perdure.dashboard.rendering import environment, render, static_response
@@ -28,7 +28,6 @@ from perdure.dashboard.routes import ROUTES, Route
 from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
-from perdure.operations.verbs import Right
 from perdure.urls import split_path
 from perdure.validation import check_flag, check_random
 
@@ -36,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _SESSION_AGE = 30 * 24 * 3600
 _SAFE = ("GET", "HEAD")
-_READ_ONLY: frozenset[Right] = frozenset({"view"})
 
 
 class Dashboard:
@@ -72,7 +70,7 @@ class Dashboard:
             raise errors.InvalidArgument("auth", auth, "an async function that takes the request")
         if live not in ("sse", "poll"):
             raise errors.InvalidArgument("live", live, "'sse' or 'poll'")
-        self._auth = auth or closed
+        self._auth = auth or refuse_all
         self._hosts = frozenset(each.lower() for each in hosts)
         self._random = SystemRandom() if random is None else check_random(random)
         self._clock = clock
@@ -101,7 +99,9 @@ class Dashboard:
         try:
             response = await self._answer(request)
         except HTTPException as refusal:
-            response = PlainTextResponse(f"{refusal.detail}\n", refusal.status_code)
+            response = PlainTextResponse(
+                f"{refusal.detail}\n", refusal.status_code, refusal.headers
+            )
         except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
             # There is no person yet to show a page to.
             response = PlainTextResponse(_log_failure(request, error), 500)
@@ -130,7 +130,7 @@ class Dashboard:
         base = base_of(request, mount)
         if name not in self._boards:
             return self._list_stores(base, path)
-        visit = self._visit(request, self._boards[name], base, path, access, session)
+        visit = self._visit(request, self._boards[name], base, path, access)
         response = await self._page(visit)
         if not session:
             visit.set_cookie(response, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
@@ -150,12 +150,10 @@ class Dashboard:
         template = environment().get_template("stores.html")
         return HTMLResponse(template.render(base=base, names=self._boards))
 
-    def _visit(
-        self, request: Request, board: Board, base: str, path: str, access: Access, session: str
-    ) -> Visit:
+    def _visit(self, request: Request, board: Board, base: str, path: str, access: Access) -> Visit:
         if board.read_only:
-            access = replace(access, rights=access.rights & _READ_ONLY)
-        session = session or self._random.randbytes(32).hex()
+            access = Access(access.person, frozenset({"view"}))
+        session = protection.session_of(request) or self._random.randbytes(32).hex()
         preferences = Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, ""))
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)

@@ -29,10 +29,10 @@ _MAX_REVEALS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One store of a dashboard; without a `name` the only one. `revealed` does not redact."""
+    """One store of a dashboard; without a `name` the only one. `raw_insights` do not redact."""
 
     insights: Insights
-    revealed: Insights
+    raw_insights: Insights
     operations: Operations
     name: str = ""
     environment: str = ""
@@ -65,7 +65,7 @@ class Board:
             if len(self._reveals) >= _MAX_REVEALS:
                 self._reveals.clear()
             self._reveals.add(reveal)
-        return self.revealed
+        return self.raw_insights
 
 
 def new_boards(stores: Stores, redact: Redact, clock: Clock, **options: Any) -> dict[str, Board]:
@@ -86,7 +86,7 @@ def _new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options:
         store, workflows, url = source, [], ""
     return Board(
         insights=Insights(store, redact=redact, clock=clock, url=url),
-        revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
+        raw_insights=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
         operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
         has_types=bool(workflows),
         **options,
@@ -114,6 +114,6 @@ async def _in_time(seconds: float) -> AsyncGenerator[None, None]:
         raise StoreUnavailable(f"it did not answer within {seconds:g} s") from error
 
 
-def problem_of(error: StoreError, failed: str = "read from") -> str:
+def problem_of(error: StoreError, action: str = "read from") -> str:
     """Return the text about a store error; drivers may quote URLs with passwords."""
-    return DEFAULT_REDACTION.text(f"Could not {failed} the store: {error}")
+    return DEFAULT_REDACTION.text(f"Could not {action} the store: {error}")

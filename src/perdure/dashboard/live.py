@@ -28,7 +28,7 @@ _HEARTBEAT = 15.0
 class _Listener:
     session: str
     topics: frozenset[str]
-    changed: set[str] = field(default_factory=set)
+    changes: set[str] = field(default_factory=set)
     wakes: asyncio.Event = field(default_factory=asyncio.Event)
     beat_at: float = 0.0
 
@@ -60,20 +60,20 @@ class Live:
             while True:
                 await listener.wakes.wait()
                 listener.wakes.clear()
-                changed, listener.changed = sorted(listener.changed), set()
+                topics, listener.changes = sorted(listener.changes), set()
                 # A comment keeps proxies from closing the connection, and shows that it is gone.
-                yield "".join(f"data: {json.dumps(topic)}\n\n" for topic in changed) or ":\n\n"
+                yield "".join(f"data: {json.dumps(topic)}\n\n" for topic in topics) or ":\n\n"
         finally:
             self._listeners.discard(listener)
 
     async def _watch(self, board: Board) -> None:
         """Notify listeners of what changed, until no browser listens."""
         async with aclosing(board.insights.changes(self._topics, board.reading)) as rounds:
-            async for changed in rounds:
+            async for changes in rounds:
                 now = self._clock.monotonic()
                 for listener in self._listeners:
-                    listener.changed |= changed & listener.topics
-                    if listener.changed or listener.beat_at <= now:
+                    listener.changes |= changes & listener.topics
+                    if listener.changes or listener.beat_at <= now:
                         listener.beat_at = now + _HEARTBEAT
                         listener.wakes.set()
 

@@ -87,14 +87,13 @@ def _page(
     `names` are methods of `Insights`; without any question it is the one named as the template. The
     page is notified of the topics, unless it is not the first of several.
     """
-    asked = names or (() if others else (template,))
-    questions = {name: partial(_ask, name) for name in asked} | others
+    names = names or (() if others else (template,))
+    questions = {name: partial(_ask, name) for name in names} | others
 
     async def show(visit: Visit) -> Response:
-        read = _read_regions if len(questions) > 1 else _read_one
-        data, context = await read(visit, questions)
-        topics_here = () if visit.after else topics
-        return render(visit, f"{template}.html", data, topics=topics_here, **context)
+        data, context = await _read(visit, questions)
+        is_first = visit.after is None
+        return render(visit, f"{template}.html", data, topics=topics if is_first else (), **context)
 
     return show
 
@@ -104,15 +103,14 @@ async def _ask(name: str, visit: Visit) -> Any:
     return await getattr(visit.board.insights, name)(*visit.params.values(), **arguments)
 
 
-async def _read_one(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, Any]:
-    [(name, question)] = questions.items()
-    answer = await question(visit)
-    if answer is None and name in visit.params:
-        raise HTTPException(404, f"There is no {name} {visit.params[name]!r}.")
-    return answer, {name: answer}
-
-
-async def _read_regions(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, Any]:
+async def _read(visit: Visit, questions: Mapping[str, Question]) -> tuple[Any, dict[str, Any]]:
+    """Return the data of a page, and the context of its template: an answer, or regions."""
+    [(name, question), *others] = questions.items()
+    if not others:
+        answer = await question(visit)
+        if answer is None and name in visit.params:
+            raise HTTPException(404, f"There is no {name} {visit.params[name]!r}.")
+        return answer, {name: answer}
     reads = (read_region(question(visit)) for question in questions.values())
     regions = dict(zip(questions, await asyncio.gather(*reads), strict=True))
     problems = [region["error"] for region in regions.values() if region["error"]]

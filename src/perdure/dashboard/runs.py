@@ -62,24 +62,23 @@ async def show_run(visit: Visit) -> Response:
     keys = (*facts.error_steps[:1], *(step.key for step in steps.steps[-1:]), "")
     key = visit.query.get("step") or visit.query.get("key") or keys[0]
     pending = picture.pending(key)
-    selected = await insights.step(run_id, key) if key and not pending else None
-    state = "pending" if pending else selected and ("ok" if selected.step.ok else "failed")
+    detail = await insights.step(run_id, key) if key and not pending else None
+    state = "pending" if pending else detail and ("ok" if detail.step.ok else "failed")
     # The verbs that make sense now, and that the person may use.
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
     run_verbs = [verb for verb in verbs if facts.run.status in verb.statuses]
     return render(
         visit,
         "run.html",
-        (facts, steps, selected),
+        (facts, steps, detail),
         topics=() if facts.run.ended_at else (f"run:{run_id}",),
         run=facts.run,
         facts=facts,
         steps=steps,
         timeline=picture,
-        chosen=key,
-        selected=selected,
+        key=key,
+        detail=detail,
         pending=pending,
-        revealed=insights is visit.board.revealed,
         run_verbs=run_verbs,
         step_verbs=[verb for verb in verbs if state in verb.steps],
     )

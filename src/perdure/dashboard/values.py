@@ -64,12 +64,12 @@ class Outline:
 
     def _cut(self, value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
-        shown = text[: max(self._left, 16)]
-        self._left -= len(shown)
-        if len(shown) == len(text):
-            return shown
+        length = max(self._left, 16)
+        self._left -= min(length, len(text))
+        if len(text) <= length:
+            return text
         self.is_cut = True
-        return shown + "…"
+        return text[:length] + "…"
 
     def _ellipsis(self, count: int, key: str = "") -> Node:
         self.is_cut = True

@@ -130,9 +130,10 @@ class Visit:
         """Return a field of the posted form."""
         return self.form.get(name, [default])[-1]
 
-    def attribution(self, verb: Verb) -> dict[str, Any]:
-        """Return who acts and why, as every verb of `Operations` takes it."""
-        return {"by": self.access.person, "why": verb.check_why(self.value("why"))}
+    def attribution(self, verb: Verb | None = None) -> dict[str, Any]:
+        """Return who acts and why, as every verb of `Operations` takes it; some need a reason."""
+        why = self.value("why")
+        return {"by": self.access.person, "why": verb.check_why(why) if verb else why}
 
     @property
     def notice(self) -> str:

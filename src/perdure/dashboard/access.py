@@ -139,7 +139,7 @@ def header(name: str, *, trusted: Iterable[str], rights: RightsOf = ALL_RIGHTS) 
     async def auth(request: Request) -> Access | Response:
         person = request.headers.get(name, "")
         if not person or not _is_trusted(request.client.host if request.client else "", addresses):
-            text = f"This page expects the header {name} from a proxy that it trusts."
+            text = f"This page requires the header {name} from a trusted proxy."
             return PlainTextResponse(text, 403)
         return Access(person, rights_of(person))
 

@@ -99,7 +99,7 @@ async def show_preferences(visit: Visit) -> Response:
 
 
 async def save_preferences(visit: Visit) -> Response:
-    """Keep the preferences in a cookie."""
+    """Keep the preferences in a cookie; invalid ones are ignored when it is read."""
     cookie = urlencode({name: visit.value(name) for name in Preferences.__struct_fields__})
     response = RedirectResponse(visit.url("preferences"), 303)
     return visit.set_cookie(response, PREFERENCES_COOKIE, cookie, _YEAR)
@@ -154,11 +154,11 @@ async def act_on_all(visit: Visit) -> Response:
     first = await begin(progress)
     if first is None:
         return visit.redirect("No run matches.", "runs", q=query)
-    return visit.redirect("The bulk operation has begun.", "bulk", first.id)
+    return visit.redirect("The bulk operation has started.", "bulk", first.id)
 
 
 async def show_bulk(visit: Visit) -> Response:
-    """Show how far a bulk operation is."""
+    """Show the progress of a bulk operation."""
     bulk = await _read_bulk(visit)
     topics = (f"bulk:{bulk.id}",) if bulk.state == "running" else ()
     return render(visit, "bulk.html", bulk, topics=topics, bulk=bulk, verb=VERBS.get(bulk.verb))
@@ -168,14 +168,14 @@ async def stop_bulk(visit: Visit) -> Response:
     """Ask the process that works on a bulk operation to stop."""
     bulk = await _read_bulk(visit)
     await visit.board.operations.stop_bulk(bulk.id, **visit.attribution())
-    return visit.redirect("It stops within a second.", "bulk", bulk.id)
+    return visit.redirect("The bulk operation will stop within a second.", "bulk", bulk.id)
 
 
 async def resume_bulk(visit: Visit) -> Response:
     """Continue a bulk operation that was stopped or interrupted."""
     bulk = await _read_bulk(visit)
     await begin(visit.board.operations.resume_bulk(bulk.id, **visit.attribution()))
-    return visit.redirect("Resumed.", "bulk", bulk.id)
+    return visit.redirect("The bulk operation has resumed.", "bulk", bulk.id)
 
 
 async def _read_bulk(visit: Visit) -> BulkProgress:

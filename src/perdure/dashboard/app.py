@@ -99,9 +99,8 @@ class Dashboard:
         try:
             response = await self._answer(request)
         except HTTPException as refusal:
-            response = PlainTextResponse(
-                f"{refusal.detail}\n", refusal.status_code, refusal.headers
-            )
+            text = f"{refusal.detail}\n"
+            response = PlainTextResponse(text, refusal.status_code, refusal.headers)
         except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
             # There is no person yet to show a page to.
             response = PlainTextResponse(_log_failure(request, error), 500)
@@ -122,11 +121,11 @@ class Dashboard:
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
-        if "view" not in access.rights:
-            raise HTTPException(403, "You may not see this dashboard.")
         session = protection.session_of(request)
         if not self._limit.allows(session or access.person):
             raise HTTPException(429, "Too many requests: wait a second.")
+        if "view" not in access.rights:
+            raise HTTPException(403, "You may not see this dashboard.")
         base = base_of(request, mount)
         if name not in self._boards:
             return self._list_stores(base, path)
@@ -171,9 +170,8 @@ class Dashboard:
             status, text = _STATUSES.get(type(error), 400), str(error)
         except Exception as error:  # noqa: BLE001 - its message may be confidential
             status, text = 500, _log_failure(visit.request, error)
-        title = _TITLES.get(status, "This did not work")
-        data = {"error": text}
-        return render(visit, "message.html", data, status=status, title=title, text=text)
+        title = _TITLES.get(status, "Request failed")
+        return render(visit, "message.html", {"error": text}, status=status, title=title, text=text)
 
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
@@ -194,13 +192,13 @@ async def _check(route: Route, visit: Visit) -> Visit:
         raise HTTPException(405, f"This page does not accept {request.method}.")
     if is_post:
         if not protection.is_same_origin(request):
-            raise HTTPException(403, "This form was not sent by a page of this host.")
+            raise HTTPException(403, "This form was not sent from a page of this host.")
         visit = replace(visit, form=await protection.read_form(request))
     right = route.right_for(visit.params, visit.form)
     if right is None:
         raise HTTPException(404, "There is no such page.")
     if not visit.may(right):
-        raise HTTPException(403, f"This needs the right {right!r}.")
+        raise HTTPException(403, f"This requires the right {right!r}.")
     if is_post and not visit.has_token():
         raise HTTPException(403, "This form has expired. Open the page again.")
     return visit

@@ -76,7 +76,7 @@ async def read_form(request: Request) -> dict[str, list[str]]:
         else:
             pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise HTTPException(413, "A form has at most 1 MB, and text only.") from error
+        raise HTTPException(413, "A form may contain at most 1 MB, and only text.") from error
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         # Browsers send line breaks of a text area as CR LF.

@@ -25,7 +25,7 @@ from perdure.validation import check_text
 _LOGIN = "/login"
 _POLL = 0.01
 _WRONG = (
-    "This token is wrong, or was used. A token lets in one browser; to use another one, "
+    "This token is wrong or has been used. A token works in one browser; to use another one, "
     "restart the command."
 )
 

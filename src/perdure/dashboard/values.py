@@ -10,7 +10,7 @@ MAX_SHOWN = 4096
 
 _MAX_LINE = 72
 _MAX_DEPTH = 40
-_KINDS = {str: "string", int: "number", float: "number", bool: "word", type(None): "word"}
+_KINDS: dict[type, str] = {str: "string", int: "number", float: "number", bool: "word"}
 # Control characters, and those that change the direction or the look of what follows.
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
@@ -45,7 +45,8 @@ class Outline:
         if not isinstance(value, dict | list) or not value:
             # A string of megabytes is not encoded as a whole.
             part = value[: MAX_SHOWN + 1] if isinstance(value, str) else value
-            return Node(_KINDS.get(type(value), "empty"), key, self._cut(part))
+            kind = "word" if value is None else _KINDS.get(type(value), "empty")
+            return Node(kind, key, self._cut(part))
         if depth >= _MAX_DEPTH or self._left <= 0:
             return self._ellipsis(len(value), key)
         kind, left = "object" if isinstance(value, dict) else "list", self._left

@@ -1,7 +1,8 @@
 """People and their rights: the auth hook of a dashboard, and the hooks that are included.
 
 A hook is an async function that takes the request and returns the person's `Access`, or a response
-such as a redirect to a login page. Without a hook a dashboard refuses every request.
+such as a redirect to a login page; it may also raise Starlette's `HTTPException`. Without a hook a
+dashboard refuses every request.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -71,7 +71,7 @@ def quote_term(field: str, value: str) -> str:
     return str(Term(field, (value,))) if value else ""
 
 
-_FILTERS: Mapping[str, Callable[..., object]] = {
+_FILTERS: dict[str, Any] = {
     "age": _for_visit(lambda at, visit: words.age(at, visit.now)),
     "time": _for_visit(lambda at, visit: words.time_of_day(at, visit.now, visit.preferences.tz)),
     "full": _for_visit(lambda at, visit: words.date_and_time(at, visit.preferences.tz)),
@@ -85,7 +85,7 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "outline": values.Outline,
     "frame_groups": frame_groups,
 }
-_GLOBALS = {
+_GLOBALS: dict[str, Any] = {
     "static_version": _STATIC_VERSION,
     "statuses": get_args(RunStatus),
     "chart_windows": CHART_WINDOWS,
@@ -107,10 +107,8 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    # Jinja's own types know only its built-in names.
-    names: Any = env.filters, env.globals
-    names[0].update(_FILTERS)
-    names[1].update(_GLOBALS)
+    env.filters.update(_FILTERS)
+    env.globals.update(_GLOBALS)
     return env
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from perdure.dashboard.login import OneTimeToken
+from perdure.dashboard.server import OneTimeToken
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.store import Store

@@ -1,6 +1,6 @@
 """Pages for operators to see and repair runs: an ASGI app to mount, and a standalone server.
 
-app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=basic({"ana": hashed})))])
+app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=basic({"ana": password_hash})))])
 """
 
 from perdure.errors import MissingDependency

@@ -1,7 +1,8 @@
 """People and their rights: the auth hook of a dashboard, and the hooks that are included.
 
 A hook is an async function that takes the request and returns the person's `Access`, or a response
-such as a redirect to a login page. Without a hook a dashboard refuses every request.
+such as a redirect to a login page; it may also raise Starlette's `HTTPException`. Without a hook a
+dashboard refuses every request.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from perdure.validation import check_text
 ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1}
-_MAX_VERIFIED = 1000
+_MAX_PEOPLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,21 @@ Auth: TypeAlias = Callable[[Request], Awaitable[Access | Response]]
 RightsOf: TypeAlias = Iterable[Right] | Mapping[str, Iterable[Right]]
 
 
-def check_rights(rights: object, parameter: str = "rights") -> frozenset[Right]:
+def check_rights(rights: object) -> frozenset[Right]:
     """Check for a set of names of rights."""
-    expected = "a set of rights, of " + ", ".join(get_args(Right))
-    if isinstance(rights, str | Mapping) or not isinstance(rights, Iterable):
-        raise InvalidArgument(parameter, rights, expected)
-    names: frozenset[Any] = frozenset(rights)
-    if not names <= ALL_RIGHTS:
-        raise InvalidArgument(parameter, rights, expected)
-    return names
+    if isinstance(rights, Iterable) and not isinstance(rights, str | Mapping):
+        names: frozenset[Any] = frozenset(rights)
+        if names <= ALL_RIGHTS:
+            return names
+    raise InvalidArgument("rights", rights, "a set of rights, of " + ", ".join(get_args(Right)))
 
 
 def _rights_by_person(rights: RightsOf) -> Callable[[str], frozenset[Right]]:
     if isinstance(rights, Mapping):
         by_person = {name: check_rights(each) for name, each in rights.items()}
         return lambda person: by_person.get(person, frozenset())
-    same = check_rights(rights)
-    return lambda person: same
+    everyone = check_rights(rights)
+    return lambda person: everyone
 
 
 async def allow_all(request: Request) -> Access:
@@ -79,8 +78,8 @@ def _scrypt(password: str, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT)
 
 
-def _matches(password: str, hashed: str) -> bool:
-    _, salt, expected = hashed.split("$")
+def _matches(password: str, password_hash: str) -> bool:
+    _, salt, expected = password_hash.split("$")
     return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected))
 
 
@@ -89,26 +88,26 @@ def basic(users: Mapping[str, str], *, rights: RightsOf = ALL_RIGHTS) -> Auth:
 
     `rights` are the rights of everyone, or a mapping of names to rights.
     """
-    for name, hashed in users.items():
-        if not hashed.startswith("scrypt$") or hashed.count("$") != 2:
+    for name, password_hash in users.items():
+        if not password_hash.startswith("scrypt$") or password_hash.count("$") != 2:
             hint = "Pass what perdure.dashboard.hash_password(password) returns"
             raise InvalidArgument(f"users[{name!r}]", "…", "a password hash", hint)
     rights_of = _rights_by_person(rights)
     # Verifying is slow on purpose, and a browser sends the password with every request.
-    verified: dict[bytes, str] = {}
+    people: dict[bytes, str] = {}
 
     async def auth(request: Request) -> Access | Response:
         header = request.headers.get("authorization", "")
         digest = hashlib.sha256(header.encode()).digest()
-        person = verified.get(digest)
+        person = people.get(digest)
         if person is None:
             person = await _verify(header, users)
             if person is None:
                 challenge = {"WWW-Authenticate": 'Basic realm="perdure", charset="UTF-8"'}
                 return PlainTextResponse("Sign in to see this page.", 401, challenge)
-            if len(verified) >= _MAX_VERIFIED:
-                verified.clear()
-            verified[digest] = person
+            if len(people) >= _MAX_PEOPLE:
+                people.clear()
+            people[digest] = person
         return Access(person, rights_of(person))
 
     return auth
@@ -123,8 +122,8 @@ async def _verify(header: str, users: Mapping[str, str]) -> str | None:
     except (binascii.Error, UnicodeDecodeError):
         return None
     # An unknown name takes as long as a wrong password, so that the time does not distinguish them.
-    hashed = users.get(name) or f"scrypt${'00' * 16}${'00' * 64}"
-    is_right = await asyncio.to_thread(_matches, password, hashed)
+    password_hash = users.get(name) or f"scrypt${'00' * 16}${'00' * 64}"
+    is_right = await asyncio.to_thread(_matches, password, password_hash)
     return name if is_right and name in users else None
 
 
@@ -141,7 +140,7 @@ def header(name: str, *, trusted: Iterable[str], rights: RightsOf = ALL_RIGHTS) 
     async def auth(request: Request) -> Access | Response:
         person = request.headers.get(name, "")
         if not person or not _is_trusted(request.client.host if request.client else "", addresses):
-            text = f"This page expects the header {name} from a proxy that it trusts."
+            text = f"This page requires the header {name} from a trusted proxy."
             return PlainTextResponse(text, 403)
         return Access(person, rights_of(person))
 
@@ -182,7 +181,7 @@ def starlette_user(*, rights: RightsOf = ALL_RIGHTS) -> Auth:
     return auth
 
 
-async def closed(request: Request) -> Response:
+async def refuse_all(request: Request) -> Response:
     """Refuse everyone: the hook of a dashboard that was created without one."""
     text = (
         "This dashboard is closed. Pass auth= to Dashboard: basic({...}), header(...), "

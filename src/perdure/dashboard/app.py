@@ -11,6 +11,7 @@ from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any, Literal
 
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -19,15 +20,14 @@ from starlette.types import Receive, Scope, Send
 from perdure import errors
 from perdure.clock import Clock, SystemClock
 from perdure.dashboard import protection
-from perdure.dashboard.access import Access, Auth, closed
-from perdure.dashboard.board import Stores, check_stores, new_board, problem_of
+from perdure.dashboard.access import Access, Auth, refuse_all
+from perdure.dashboard.board import Board, Stores, new_boards, problem_of
 from perdure.dashboard.live import Live
-from perdure.dashboard.rendering import Content, Problem, environment, render, static_response
+from perdure.dashboard.rendering import environment, render, static_response
 from perdure.dashboard.routes import ROUTES, Route
-from perdure.dashboard.visit import SAID_COOKIE, Preferences, Visit, base_of
+from perdure.dashboard.visit import PREFERENCES_COOKIE, Preferences, Visit, base_of
 from perdure.insights import Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
-from perdure.operations.verbs import Right
 from perdure.urls import split_path
 from perdure.validation import check_flag, check_random
 
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _SESSION_AGE = 30 * 24 * 3600
 _SAFE = ("GET", "HEAD")
-_READ_ONLY: frozenset[Right] = frozenset({"view"})
 
 
 class Dashboard:
@@ -71,7 +70,7 @@ class Dashboard:
             raise errors.InvalidArgument("auth", auth, "an async function that takes the request")
         if live not in ("sse", "poll"):
             raise errors.InvalidArgument("live", live, "'sse' or 'poll'")
-        self._auth = auth or closed
+        self._auth = auth or refuse_all
         self._hosts = frozenset(each.lower() for each in hosts)
         self._random = SystemRandom() if random is None else check_random(random)
         self._clock = clock
@@ -79,32 +78,34 @@ class Dashboard:
         flags = {"read_only": read_only, "show_source": show_source, "audit_reveals": audit_reveals}
         options: dict[str, Any] = {name: check_flag(flag, name) for name, flag in flags.items()}
         options |= {"environment": environment, "live": live}
-        stores = check_stores(runtime_or_store)
-        self._boards = {
-            name: new_board(stores[name], redact, clock, name=name, **options) for name in stores
-        }
-        self._lives = {name: Live(clock) for name in stores}
+        self._boards = new_boards(runtime_or_store, redact, clock, **options)
+        self._lives = {name: Live(clock) for name in self._boards}
         self._app = GZipMiddleware(self._respond, minimum_size=1024)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Other kinds of connections are not accepted."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-        elif scope["type"] == "http":
+        if scope["type"] == "http":
             await self._app(scope, receive, send)
-        else:
+        elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
+        else:
+            # A server that runs the dashboard on its own expects an answer to each event.
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
             response = await self._answer(request)
+        except HTTPException as refusal:
+            text = f"{refusal.detail}\n"
+            response = PlainTextResponse(text, refusal.status_code, refusal.headers)
         except Exception as error:  # noqa: BLE001 - the auth hook is the user's code
             # There is no person yet to show a page to.
             response = PlainTextResponse(_log_failure(request, error), 500)
         for name, value in protection.HEADERS.items():
             response.headers.setdefault(name, value)
-        response.headers.setdefault("Cache-Control", "no-store")
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
@@ -112,22 +113,25 @@ class Dashboard:
         mount, name, path = self._split_name(*split_path(request.scope))
         # A foreign name that points here may be a DNS rebinding attack.
         if self._hosts and request.headers.get("host", "").lower() not in self._hosts:
-            return PlainTextResponse("This host name is not served here.\n", 421)
+            raise HTTPException(421, "This host name is not served here.")
         if path == "/healthz":
             return PlainTextResponse("ok\n")
         if path.startswith("/static/"):
-            return static_response(path.rpartition("/")[2]) or Response(status_code=404)
+            return static_response(path.rpartition("/")[2])
         access = await self._auth(request)
         if isinstance(access, Response):
             return access
-        if not self._limit.allows(protection.session_of(request) or access.person):
-            return PlainTextResponse("Too many requests: wait a second.\n", 429)
+        session = protection.session_of(request)
+        if not self._limit.allows(session or access.person):
+            raise HTTPException(429, "Too many requests: wait a second.")
+        if "view" not in access.rights:
+            raise HTTPException(403, "You may not see this dashboard.")
         base = base_of(request, mount)
         if name not in self._boards:
-            return self._list_stores(base, path, access)
-        visit = self._visit(request, name, base, path, access)
+            return self._list_stores(base, path)
+        visit = self._visit(request, self._boards[name], base, path, access)
         response = await self._page(visit)
-        if not protection.session_of(request):
+        if not session:
             visit.set_cookie(response, protection.SESSION_COOKIE, visit.session, _SESSION_AGE)
         return response
 
@@ -138,21 +142,18 @@ class Dashboard:
             return mount, "", path
         return f"{mount}/{name}", name, f"/{rest}"
 
-    def _list_stores(self, base: str, path: str, access: Access) -> Response:
+    def _list_stores(self, base: str, path: str) -> Response:
         """Show the names of the stores, which the paths of all other pages begin with."""
-        if "view" not in access.rights:
-            return PlainTextResponse("You may not see this dashboard.\n", 403)
         if path != "/":
-            return PlainTextResponse("There is no such store.\n", 404)
+            raise HTTPException(404, "There is no such store.")
         template = environment().get_template("stores.html")
-        return HTMLResponse(template.render(base=base, boards=self._boards.values()))
+        return HTMLResponse(template.render(base=base, names=self._boards))
 
-    def _visit(self, request: Request, name: str, base: str, path: str, access: Access) -> Visit:
-        board = self._boards[name]
+    def _visit(self, request: Request, board: Board, base: str, path: str, access: Access) -> Visit:
         if board.read_only:
-            access = Access(access.person, access.rights & _READ_ONLY)
-        session = protection.session_of(request) or protection.new_session(self._random)
-        preferences = Preferences.from_request(request)
+            access = Access(access.person, frozenset({"view"}))
+        session = protection.session_of(request) or self._random.randbytes(32).hex()
+        preferences = Preferences.from_cookie(request.cookies.get(PREFERENCES_COOKIE, ""))
         now = self._clock.now()
         return Visit(request, board, base, path, access, session, preferences, now, self._random)
 
@@ -160,8 +161,8 @@ class Dashboard:
         """Answer an authorized person; whatever fails, they see a page."""
         try:
             return await self._route(visit)
-        except Problem as problem:
-            status, text = problem.status, str(problem)
+        except HTTPException as problem:
+            status, text = problem.status_code, problem.detail
         except errors.StoreError as error:
             is_read = visit.request.method in _SAFE
             status, text = 503, problem_of(error, "read from" if is_read else "write to")
@@ -169,77 +170,54 @@ class Dashboard:
             status, text = _STATUSES.get(type(error), 400), str(error)
         except Exception as error:  # noqa: BLE001 - its message may be confidential
             status, text = 500, _log_failure(visit.request, error)
-        context = {"title": _TITLES.get(status, "This did not work"), "text": text}
-        return _render(Content("message.html", {"error": text}, context, status), visit)
+        title = _TITLES.get(status, "Request failed")
+        return render(visit, "message.html", {"error": text}, status=status, title=title, text=text)
 
     async def _route(self, visit: Visit) -> Response:
         """Find the view of a path, and call it if the person may."""
-        if not visit.may("view"):
-            raise Problem(403, "You may not see this dashboard.")
         if visit.path == "/live":
-            return await self._lives[visit.board.name].stream(visit.board, visit)
+            return await self._lives[visit.board.name].stream(visit)
         for route in ROUTES:
             params = route.match(visit.path)
             if params is not None:
                 visit = replace(visit, params=params)
                 return await _call(route, await _check(route, visit))
-        raise Problem(404, "There is no such page.")
+        raise HTTPException(404, "There is no such page.")
 
 
 async def _check(route: Route, visit: Visit) -> Visit:
     """Check method, right, origin and token, for every view."""
-    method = visit.request.method
-    is_post = method == "POST"
-    if (route.post if is_post else route.get if method in _SAFE else None) is None:
-        raise Problem(405, f"This page does not accept {method}.")
+    request, is_post = visit.request, visit.request.method == "POST"
+    if (route.post if is_post else route.get if request.method in _SAFE else None) is None:
+        raise HTTPException(405, f"This page does not accept {request.method}.")
     if is_post:
-        if not protection.is_same_origin(visit.request):
-            raise Problem(403, "This form was not sent by a page of this host.")
-        form = await protection.read_form(visit.request)
-        if form is None:
-            raise Problem(413, "A form has at most 1 MB, and text only.")
-        visit = replace(visit, form=form)
+        if not protection.is_same_origin(request):
+            raise HTTPException(403, "This form was not sent from a page of this host.")
+        visit = replace(visit, form=await protection.read_form(request))
     right = route.right_for(visit.params, visit.form)
     if right is None:
-        raise Problem(404, "There is no such page.")
+        raise HTTPException(404, "There is no such page.")
     if not visit.may(right):
-        raise Problem(403, f"This needs the right {right!r}.")
+        raise HTTPException(403, f"This requires the right {right!r}.")
     if is_post and not visit.has_token():
-        raise Problem(403, "This form has expired. Open the page again.")
+        raise HTTPException(403, "This form has expired. Open the page again.")
     return visit
 
 
 async def _call(route: Route, visit: Visit) -> Response:
     """Call the view. A form that is refused is shown again, with the reason."""
-    if visit.request.method in _SAFE:
-        return await _show(route, visit)
-    assert route.post is not None, "the method was checked"
-    try:
-        # A change is never interrupted, because it could be half done.
-        result = await route.post(visit.board, visit)
-    except errors.PerdureError as error:
-        if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
-            raise
-        return await _show(route, replace(visit, error=str(error)))
-    return result if isinstance(result, Response) else _render(result, visit)
-
-
-async def _show(route: Route, visit: Visit) -> Response:
+    if visit.request.method not in _SAFE:
+        assert route.post is not None, "the method was checked"
+        try:
+            # A change is never interrupted, because it could be half done.
+            return await route.post(visit)
+        except errors.PerdureError as error:
+            if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
+                raise
+            visit = replace(visit, error=str(error))
     assert route.get is not None, "the method was checked"
     async with visit.board.reading():
-        result = await route.get(visit.board, visit)
-    if isinstance(result, Response):
-        return result
-    return _render(replace(result, status=422) if visit.error else result, visit)
-
-
-def _render(content: Content, visit: Visit) -> Response:
-    said = "" if visit.is_part else visit.said
-    shell = {"query_text": "", "said": said, "board": visit.board, **content.context}
-    response = render(content, visit, shell)
-    if said:
-        response.delete_cookie(SAID_COOKIE, path=visit.base or "/")
-    return response
+        return await route.get(visit)
 
 
 _STATUSES: Mapping[type[Exception], int] = {errors.RunNotFound: 404, errors.Refused: 409}
@@ -250,10 +228,3 @@ def _log_failure(request: Request, error: Exception) -> str:
     """Log an unexpected error, and return a text for the page; its message may be confidential."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return f"This page failed with {type(error).__name__}. The server's log says more."
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    """Handle the lifespan protocol, for a server that runs the dashboard on its own."""
-    while (await receive())["type"] != "lifespan.shutdown":
-        await send({"type": "lifespan.startup.complete"})
-    await send({"type": "lifespan.shutdown.complete"})

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from perdure.clock import Clock
 from perdure.errors import InvalidArgument, StoreError, StoreUnavailable
@@ -16,7 +16,6 @@ from perdure.operations import Operations
 from perdure.runtime import Runtime
 from perdure.store import Store
 
-T = TypeVar("T")
 Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
 """What a dashboard shows: the runs of one store, or of several by name."""
 
@@ -30,10 +29,10 @@ _MAX_REVEALS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One store of a dashboard; without a `name` the only one. `revealed` does not redact."""
+    """One store of a dashboard; without a `name` the only one. `raw_insights` do not redact."""
 
     insights: Insights
-    revealed: Insights
+    raw_insights: Insights
     operations: Operations
     name: str = ""
     environment: str = ""
@@ -66,50 +65,41 @@ class Board:
             if len(self._reveals) >= _MAX_REVEALS:
                 self._reveals.clear()
             self._reveals.add(reveal)
-        return self.revealed
+        return self.raw_insights
 
 
-def new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
-    """Return the board of a store, or of a runtime, which knows the types of its workflows."""
+def new_boards(stores: Stores, redact: Redact, clock: Clock, **options: Any) -> dict[str, Board]:
+    """Return a board for each store by its name, which is "" for one without a name."""
+    if not isinstance(stores, Mapping):
+        return {"": _new_board(stores, redact, clock, **options)}
+    # A name is the first segment of a path, where these are taken.
+    if not stores or not all(map(_NAME.fullmatch, stores)) or {*stores} & {"static", "healthz"}:
+        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
+        raise InvalidArgument("runtime_or_store", [*stores], expected)
+    return {name: _new_board(stores[name], redact, clock, name=name, **options) for name in stores}
+
+
+def _new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
     if isinstance(source, Runtime):
         store, workflows, url = source.store, source.registry.definitions, source.url
     else:
         store, workflows, url = source, [], ""
     return Board(
         insights=Insights(store, redact=redact, clock=clock, url=url),
-        revealed=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
+        raw_insights=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
         operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
         has_types=bool(workflows),
         **options,
     )
 
 
-def check_stores(stores: Stores) -> Mapping[str, Runtime | Store]:
-    """Return the stores by name, which is "" for one without a name."""
-    if not isinstance(stores, Mapping):
-        return {"": stores}
-    # A name is the first segment of a path, where these are taken.
-    if not stores or not all(map(_NAME.fullmatch, stores)) or {*stores} & {"static", "healthz"}:
-        expected = "stores by names of a-z, 0-9 and -, except static and healthz"
-        raise InvalidArgument("runtime_or_store", [*stores], expected)
-    return stores
-
-
-@dataclass(frozen=True, slots=True)
-class Region(Generic[T]):
-    """A part of a page: its data, or why it could not be read."""
-
-    data: T | None = None
-    error: str = ""
-
-
-async def region(reading: Awaitable[T]) -> Region[T]:
+async def read_region(reading: Awaitable[Any]) -> dict[str, Any]:
     """Read one part of a page; the others are shown even if this one fails or is slow."""
     try:
         async with _in_time(_MAX_SECONDS * _SHARE_OF_REGION):
-            return Region(await reading)
+            return {"data": await reading, "error": ""}
     except StoreError as error:
-        return Region(error=problem_of(error))
+        return {"data": None, "error": problem_of(error)}
 
 
 @asynccontextmanager
@@ -124,6 +114,6 @@ async def _in_time(seconds: float) -> AsyncGenerator[None, None]:
         raise StoreUnavailable(f"it did not answer within {seconds:g} s") from error
 
 
-def problem_of(error: StoreError, failed: str = "read from") -> str:
+def problem_of(error: StoreError, action: str = "read from") -> str:
     """Return the text about a store error; drivers may quote URLs with passwords."""
-    return DEFAULT_REDACTION.text(f"Could not {failed} the store: {error}")
+    return DEFAULT_REDACTION.text(f"Could not {action} the store: {error}")

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from email import message_from_bytes
 from hashlib import sha256
-from random import Random
 from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from perdure.clock import Clock
@@ -16,7 +16,6 @@ from perdure.clock import Clock
 MAX_BODY = 1_000_000
 MAX_FIELDS = 300
 SESSION_COOKIE = "perdure_session"
-TOKEN_FIELD = "form_token"
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -29,6 +28,7 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
 }
 
 _SESSION = re.compile(r"[0-9a-f]{64}")
@@ -43,30 +43,14 @@ def session_of(request: Request) -> str:
     return cookie if _SESSION.fullmatch(cookie) else ""
 
 
-def new_session(random: Random) -> str:
-    """Return a session that cannot be guessed."""
-    return random.randbytes(32).hex()
-
-
-def form_token(session: str, person: str, path: str, random: Random) -> str:
-    """Return the token that a form of this path must send.
+def form_token(session: str, person: str, path: str, salt: str) -> str:
+    """Return the token that a form of this path must send: the salt and a digest.
 
     Its key is the session cookie, which no other page can read, so every process can check it. Each
-    token begins with different bytes, so that compressed pages reveal nothing about it.
+    token has another salt, so that compressed pages reveal nothing about it.
     """
-    salt = random.randbytes(8).hex()
-    return salt + _digest(session, salt, person, path)
-
-
-def is_form_token(token: str, session: str, person: str, path: str) -> bool:
-    """Return whether a token was made for this session, person and path."""
-    expected = _digest(session, token[:16], person, path)
-    return bool(session) and hmac.compare_digest(token[16:].encode(), expected.encode())
-
-
-def _digest(session: str, salt: str, person: str, path: str) -> str:
     message = "\n".join((salt, person, path))
-    return hmac.new(session.encode(), message.encode(), sha256).hexdigest()
+    return salt + hmac.new(session.encode(), message.encode(), sha256).hexdigest()
 
 
 def is_same_origin(request: Request) -> bool:
@@ -78,21 +62,21 @@ def is_same_origin(request: Request) -> bool:
     return bool(origin) and urlsplit(origin).netloc == request.headers.get("host", "")
 
 
-async def read_form(request: Request) -> dict[str, list[str]] | None:
-    """Return the fields of a form, or `None` if there are too many bytes or fields."""
+async def read_form(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form, or refuse it if it is too large or not text."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            return None
     content_type = request.headers.get("content-type", "")
     try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise ValueError("too many bytes")
         if content_type.startswith("multipart/form-data"):
             pairs = _read_parts(content_type, bytes(body))
         else:
             pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS)
-    except ValueError:
-        return None
+    except ValueError as error:
+        raise HTTPException(413, "A form may contain at most 1 MB, and only text.") from error
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         # Browsers send line breaks of a text area as CR LF.

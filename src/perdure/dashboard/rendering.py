@@ -1,10 +1,9 @@
 """Templates and static files: turn the results of views into responses."""
 
 import hashlib
-import mimetypes
+import math
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -15,67 +14,33 @@ import jinja2
 import msgspec
 from jinja2.runtime import Context
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from perdure.dashboard import charts, values
-from perdure.dashboard.board import Board
-from perdure.dashboard.visit import Visit
+from perdure.dashboard import values
+from perdure.dashboard.visit import NOTICE_COOKIE, Visit
 from perdure.insights import Frame, Term, to_json, words
 from perdure.snapshot import RunStatus
 from perdure.urls import encode_id
 
-_FOLDER = Path(__file__).parent
 ERROR_WINDOWS = {"1h": "1 h", "24h": "24 h", "7d": "7 days", "30d": "30 days"}
 CHART_WINDOWS = {f"{hours}h": f"{hours} h" for hours in (1, 6, 24, 48)}
-View: TypeAlias = Callable[[Board, Visit], Awaitable["Content | Response"]]
+View: TypeAlias = Callable[[Visit], Awaitable[Response]]
+
+_FOLDER = Path(__file__).parent
+_STATIC = {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir())}
+_STATIC_VERSION = hashlib.sha256(repr(_STATIC).encode()).hexdigest()[:12]
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
+# The numbers with which the axis of a chart can end.
+_TOPS = (4, 5, 6, 8, *(int(n * 10**p) for p in range(1, 12) for n in (1, 1.5, 2, 3, 4, 5, 6, 8)))
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A page: its template, the structs it shows, and the template's other context.
-
-    `?format=json` returns `data`, which also decides whether the page has changed. `topics` are the
-    topics of which the page wants to be notified.
-    """
-
-    template: str
-    data: object = None
-    context: Mapping[str, Any] = field(default_factory=dict)
-    status: int = 200
-    topics: tuple[str, ...] = ()
-
-
-class Problem(Exception):
-    """A request cannot be fulfilled; a page says why."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-@cache
-def static_files() -> Mapping[str, bytes]:
-    """Return the static files by name."""
-    return {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir())}
-
-
-@cache
-def static_version() -> str:
-    """Return a hash of all static files: their URLs change with them."""
-    digest = hashlib.sha256()
-    for name, content in static_files().items():
-        digest.update(name.encode() + b"\0" + content)
-    return digest.hexdigest()[:12]
-
-
-def static_response(name: str) -> Response | None:
-    """Return a static file, which browsers may keep, or `None`."""
-    content = static_files().get(name)
-    if content is None:
-        return None
-    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+def static_response(name: str) -> Response:
+    """Return a static file, which browsers may keep: its URL changes with it."""
+    if name not in _STATIC:
+        raise HTTPException(404, "There is no such file.")
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(content, media_type=media_type, headers=headers)
+    return Response(_STATIC[name], 200, headers, _MEDIA_TYPES[name.rpartition(".")[2]])
 
 
 def _finalize(value: object) -> object:
@@ -85,20 +50,14 @@ def _finalize(value: object) -> object:
     return value
 
 
-@jinja2.pass_context
-def _age(context: Context, at: Any) -> str:
-    return words.age(at, context["visit"].now)
+def _for_visit(format: Callable[[Any, Visit], str]) -> Callable[..., str]:
+    """Return a filter that formats a time for the person who looks at the page."""
 
+    @jinja2.pass_context
+    def apply(context: Context, at: Any) -> str:
+        return format(at, context["visit"])
 
-@jinja2.pass_context
-def _time(context: Context, at: Any) -> str:
-    visit: Visit = context["visit"]
-    return words.time_of_day(at, visit.now, visit.preferences.tz)
-
-
-@jinja2.pass_context
-def _full(context: Context, at: Any) -> str:
-    return words.date_and_time(at, context["visit"].preferences.tz)
+    return apply
 
 
 def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
@@ -107,30 +66,33 @@ def frame_groups(frames: Sequence[Frame]) -> list[tuple[bool, list[Frame]]]:
     return [(is_engine, list(group)) for is_engine, group in groups]
 
 
-def shell_command(*arguments: str, where: str = "") -> str:
-    """Return the command line that is equivalent to a page."""
-    return shlex.join(["perdure", *arguments, *(["--where", where] if where else ())])
-
-
 def quote_term(field: str, value: str) -> str:
     """Return a term of a query for a value that may contain anything, or "" for none."""
     return str(Term(field, (value,))) if value else ""
 
 
-_FILTERS: Mapping[str, Callable[..., object]] = {
-    "age": _age,
-    "time": _time,
-    "full": _full,
+_FILTERS: dict[str, Any] = {
+    "age": _for_visit(lambda at, visit: words.age(at, visit.now)),
+    "time": _for_visit(lambda at, visit: words.time_of_day(at, visit.now, visit.preferences.tz)),
+    "full": _for_visit(lambda at, visit: words.date_and_time(at, visit.preferences.tz)),
     "duration": words.duration,
     "size": words.size,
     "plural": words.count_words,
     "tally": words.tally_words,
     "number": "{:,}".format,
-    "nice_top": charts.nice_top,
-    "log_position": charts.log_position,
-    "fold": values.fold,
-    "is_cut": values.is_cut,
+    "log": math.log,
+    "shell": shlex.join,
+    "outline": values.Outline,
     "frame_groups": frame_groups,
+}
+_GLOBALS: dict[str, Any] = {
+    "static_version": _STATIC_VERSION,
+    "statuses": get_args(RunStatus),
+    "chart_windows": CHART_WINDOWS,
+    "error_windows": ERROR_WINDOWS,
+    "tops": _TOPS,
+    "encode_id": encode_id,
+    "quote_term": quote_term,
 }
 
 
@@ -145,35 +107,46 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    # Jinja's own types know only its built-in filters.
-    filters: Any = env.filters
-    functions: Any = env.globals
-    filters |= _FILTERS
-    functions |= {each.__name__: each for each in (encode_id, quote_term, shell_command)}
-    functions |= {"static_version": static_version(), "statuses": get_args(RunStatus)}
-    functions |= {"chart_windows": CHART_WINDOWS, "error_windows": ERROR_WINDOWS}
+    env.filters.update(_FILTERS)
+    env.globals.update(_GLOBALS)
     return env
 
 
-def etag_of(content: Content, visit: Visit) -> str:
-    """Return a tag that changes with the content of the page, but not with time."""
-    person = (visit.access.person, sorted(visit.access.rights), visit.preferences)
-    shown = (visit.path, person, static_version(), content.template, content.data)
-    return f'"{hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:24]}"'
+def render(
+    visit: Visit,
+    template: str,
+    data: object = None,
+    *,
+    status: int = 200,
+    topics: Iterable[str] = (),
+    **context: Any,
+) -> Response:
+    """Return a page, the structs that it shows as JSON, or 304 if the browser already has it.
 
-
-def render(content: Content, visit: Visit, shell: Mapping[str, Any]) -> Response:
-    """Return the page, its structs as JSON, or 304 if the browser already has it."""
+    `?format=json` returns `data`, which also decides whether the page has changed. `topics` are the
+    topics of which the page wants to be notified.
+    """
+    status = 422 if visit.error else status
     if visit.query.get("format") == "json":
-        body = msgspec.json.encode(to_json(content.data))
-        return Response(body, content.status, media_type="application/json")
-    etag = etag_of(content, visit)
-    headers = {"ETag": etag, "Vary": "X-Perdure-Part"}
-    if visit.is_part and visit.request.headers.get("if-none-match") == etag:
-        return Response(status_code=304, headers=headers)
-    topics = urlencode([("topic", each) for each in content.topics])
-    template = environment().get_template(content.template)
-    html = template.render(visit=visit, topics=topics, **shell)
+        return Response(msgspec.json.encode(to_json(data)), status, media_type="application/json")
+    headers = {"Vary": "X-Perdure-Part"}
+    # Only the script asks conditionally, and only for parts; hashing a large run takes long.
+    if visit.is_part:
+        headers["ETag"] = _etag(visit, template, data)
+        if visit.request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+    context |= {"visit": visit, "topics": urlencode([("topic", each) for each in topics])}
+    html = environment().get_template(template).render(context)
     # A lone surrogate cannot be encoded; JSON may contain one.
     body = html.encode("utf-8", "replace")
-    return Response(body, content.status, headers, "text/html; charset=utf-8")
+    response = Response(body, status, headers, "text/html; charset=utf-8")
+    if visit.notice and not visit.is_part:
+        response.delete_cookie(NOTICE_COOKIE, path=visit.base or "/")
+    return response
+
+
+def _etag(visit: Visit, template: str, data: object) -> str:
+    """Return a tag that changes with the content of the page, but not with time."""
+    person = (visit.access.person, sorted(visit.access.rights), visit.preferences)
+    page = (visit.path, person, _STATIC_VERSION, template, data)
+    return f'"{hashlib.sha256(msgspec.json.encode(page)).hexdigest()[:24]}"'

@@ -6,141 +6,105 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from perdure.dashboard.board import Board
-from perdure.dashboard.rendering import Content, quote_term
+from perdure.dashboard.rendering import quote_term, render
 from perdure.dashboard.values import visible
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights import (
-    Comparison,
-    Insights,
-    InvalidQuery,
-    ParsedQuery,
-    RunFacts,
-    StepDetail,
-    StepsPage,
-    timeline,
-    to_json,
-)
+from perdure.insights import Comparison, Insights, InvalidQuery, ParsedQuery, timeline, to_json
 from perdure.operations.verbs import VERBS
-from perdure.snapshot import RunStatus
 
 STEPS_PER_PAGE = 100
 _IDS_PER_READ = 500
 
 
-async def list_runs(board: Board, visit: Visit) -> Content | Response:
+async def list_runs(visit: Visit) -> Response:
     """Show the runs that a query finds, or return all of their ids."""
-    text, after = visit.query.get("q", "").strip(), visit.after
-    if visit.query.get("format") == "ids":
-        query = board.insights.parse(await board.insights.expand(text))
-        return StreamingResponse(_ids(board, query), media_type="text/plain")
+    text, insights = visit.query.get("q", "").strip(), visit.board.insights
     context: dict[str, Any] = {
         "query_text": text,
-        "after": after,
-        "views": await board.insights.views(),
-        "terms": (),
-        "error": "",
+        "views": await insights.views(),
         "bulk_verbs": [verb for verb in VERBS.values() if verb.bulk and visit.may(verb.right)],
     }
     try:
-        query = board.insights.parse(await board.insights.expand(text))
-        page = await board.insights.runs(query, after=after)
+        query = insights.parse(await insights.expand(text))
+        if visit.query.get("format") == "ids":
+            return StreamingResponse(_ids(visit, query), media_type="text/plain")
+        page = await insights.runs(query, after=visit.after)
     except (InvalidArgument, InvalidQuery) as error:
-        return Content("runs.html", str(error), {**context, "error": str(error)}, 400)
-    terms = [str(term) for term in query.terms]
-    context["terms"] = [
-        (term, " ".join(terms[:n] + terms[n + 1 :])) for n, term in enumerate(terms)
-    ]
-    topics = () if after else (f"query:{text}",)
-    return Content("runs.html", page, {**context, "page": page}, topics=topics)
+        context |= {"query": None, "error": str(error)}
+        return render(visit, "runs.html", str(error), status=400, **context)
+    topics = () if visit.after else (f"query:{text}",)
+    return render(visit, "runs.html", page, topics=topics, page=page, query=query, **context)
 
 
-async def _ids(board: Board, query: ParsedQuery) -> AsyncGenerator[str, None]:
+async def _ids(visit: Visit, query: ParsedQuery) -> AsyncGenerator[str, None]:
     """Yield the ids of all runs that a query finds, one per line."""
-    after, is_last = None, False
-    while not is_last:
-        async with board.reading():
-            page = await board.insights.runs(query, _IDS_PER_READ, after)
+    after: str | None = ""
+    while after is not None:
+        async with visit.board.reading():
+            page = await visit.board.insights.runs(query, _IDS_PER_READ, after or None)
         ids = (visible(run.id).replace("\n", r"\u000a") for run in page.runs)
         yield "".join(f"{id}\n" for id in ids)
-        after, is_last = page.cursor, page.cursor is None
+        after = page.cursor
 
 
-async def insights_for(board: Board, visit: Visit) -> Insights:
-    """Return the insights that show secrets, if the person may see them and requests it."""
-    if visit.query.get("reveal") != "1" or not visit.may("payloads"):
-        return board.insights
-    return await board.reveal(visit.params["run"], visit.access.person, visit.now)
-
-
-async def show_run(board: Board, visit: Visit) -> Content:
+async def show_run(visit: Visit) -> Response:
     """Show one run with its timeline, and one of its steps."""
     run_id = visit.params["run"]
     try:
-        insights = await insights_for(board, visit)
+        insights = await _insights_for(visit)
         facts = await insights.run(run_id)
     except RunNotFound:
-        return await _missing(board, run_id)
+        return await _show_missing(visit, run_id)
     steps = await insights.steps(run_id, visit.after, STEPS_PER_PAGE)
     picture = timeline.draw(facts, steps.steps, is_last=not steps.after, now=visit.now)
-    key = _chosen(visit, facts, steps)
+    # The requested step, or the one that ended the run, or the last one.
+    keys = (*facts.error_steps[:1], *(step.key for step in steps.steps[-1:]), "")
+    key = visit.query.get("step") or visit.query.get("key") or keys[0]
     pending = picture.pending(key)
-    selected = await insights.step(run_id, key) if key and not pending else None
-    context = {
-        "run": facts.run,
-        "facts": facts,
-        "steps": steps,
-        "timeline": picture,
-        "chosen": key,
-        "selected": selected,
-        "pending": pending,
-        "revealed": insights is board.revealed,
-        **_offered(visit, facts.run.status, _state(pending, selected)),
-    }
-    topics = () if facts.run.ended_at else (f"run:{run_id}",)
-    return Content("run.html", (facts, steps, selected), context, topics=topics)
-
-
-def _chosen(visit: Visit, facts: RunFacts, steps: StepsPage) -> str:
-    """Return the requested step, or the one that ended the run, or the last one."""
-    last = steps.steps[-1].key if steps.steps else ""
-    asked = visit.query.get("step") or visit.query.get("key")
-    return asked or next(iter(facts.error_steps), last)
-
-
-def _state(pending: timeline.Bar | None, selected: StepDetail | None) -> str:
-    if selected is None:
-        return "pending" if pending else ""
-    return "ok" if selected.step.ok else "failed"
-
-
-def _offered(visit: Visit, status: RunStatus, state: str) -> dict[str, Any]:
-    """Return the verbs that make sense now, and that the person may use."""
+    detail = await insights.step(run_id, key) if key and not pending else None
+    state = "pending" if pending else detail and ("ok" if detail.step.ok else "failed")
+    # The verbs that make sense now, and that the person may use.
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
-    fitting = [verb for verb in verbs if status in verb.statuses]
-    main = [verb for verb in fitting if verb.main][:2]
-    return {
-        "main_verbs": main,
-        "other_verbs": [verb for verb in fitting if verb not in main],
-        "step_verbs": [verb for verb in verbs if state in verb.steps],
-    }
+    run_verbs = [verb for verb in verbs if facts.run.status in verb.statuses]
+    return render(
+        visit,
+        "run.html",
+        (facts, steps, detail),
+        topics=() if facts.run.ended_at else (f"run:{run_id}",),
+        run=facts.run,
+        facts=facts,
+        steps=steps,
+        timeline=picture,
+        key=key,
+        detail=detail,
+        pending=pending,
+        run_verbs=run_verbs,
+        step_verbs=[verb for verb in verbs if state in verb.steps],
+    )
 
 
-async def _missing(board: Board, run_id: str) -> Content:
+async def _insights_for(visit: Visit) -> Insights:
+    """Return the insights that show secrets, if the person may see them and requests it."""
+    if visit.query.get("reveal") != "1" or not visit.may("payloads"):
+        return visit.board.insights
+    return await visit.board.reveal(visit.params["run"], visit.access.person, visit.now)
+
+
+async def _show_missing(visit: Visit, run_id: str) -> Response:
     """Show runs with similar ids, and whether an operator deleted the run."""
     prefix = run_id[: max(len(run_id) // 2, 1)]
     try:
-        similar = (await board.insights.runs(quote_term("", prefix), limit=10)).runs
+        similar = (await visit.board.insights.runs(quote_term("", prefix), limit=10)).runs
     except InvalidArgument:
         similar = ()
-    context = {"run_id": run_id, "similar": similar}
-    return Content("run_missing.html", {"error": "not found", "run": run_id}, context, 404)
+    data = {"error": "not found", "run": run_id}
+    return render(visit, "run_missing.html", data, status=404, run_id=run_id, similar=similar)
 
 
-async def download(board: Board, visit: Visit) -> Response:
+async def download(visit: Visit) -> Response:
     """Return the input, the output or the value of a step as a file, or the run for an import."""
-    insights, run_id = await insights_for(board, visit), visit.params["run"]
+    insights, run_id = await _insights_for(visit), visit.params["run"]
     part = visit.choice("part", ("payload", "output", "step"), "payload")
     value: Any
     if visit.path.endswith("/export"):
@@ -148,21 +112,20 @@ async def download(board: Board, visit: Visit) -> Response:
     elif part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
     else:
-        facts = await insights.run(run_id)
-        value = facts.output if part == "output" else facts.payload
+        value = getattr(await insights.run(run_id), part)
     headers = {"Content-Disposition": f'attachment; filename="{part}.json"'}
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(value), 200, headers, "application/json")
 
 
-async def compare(insights: Insights, visit: Visit) -> Comparison | None:
+async def compare(visit: Visit) -> Comparison | None:
     """Return how two runs differ, if both are named."""
     left, right = visit.query.get("a"), visit.query.get("b")
-    return await insights.compare(left, right) if left and right else None
+    return await visit.board.insights.compare(left, right) if left and right else None
 
 
-async def complete(board: Board, visit: Visit) -> Response:
+async def complete(visit: Visit) -> Response:
     """Return completions of the last word of a query, as whole queries."""
     query = visit.query.get("q", "")
-    found = await board.insights.complete(query)
-    body = [{"value": query[: each.start] + each.text, "hint": each.hint} for each in found[:12]]
+    words = (await visit.board.insights.complete(query))[:12]
+    body = [{"value": query[: each.start] + each.text, "hint": each.hint} for each in words]
     return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,14 +1,13 @@
 """One request: who made it, how they want pages to look, and where the dashboard is mounted."""
 
-import base64
-import binascii
+import hmac
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from random import Random
 from typing import Any, Literal, Self
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -17,14 +16,14 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.dashboard.access import Access
 from perdure.dashboard.board import Board
-from perdure.dashboard.protection import TOKEN_FIELD, form_token, is_form_token
-from perdure.operations.verbs import Right
+from perdure.dashboard.protection import form_token
+from perdure.operations.verbs import VERBS, Right, Verb
 from perdure.urls import encode_id
 
 PREFERENCES_COOKIE = "perdure_preferences"
-SAID_COOKIE = "perdure_said"
-_MAX_SAID = 600
-_OF_RUNS = ("bulk", "compare", "views")
+NOTICE_COOKIE = "perdure_notice"
+# Browsers ignore cookies of more than 4 KB.
+_MAX_NOTICE = 3500
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)*")
 
 
@@ -37,23 +36,14 @@ class Preferences(msgspec.Struct, frozen=True):
     keys: Literal["on", "off"] = "on"
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, str]) -> Self:
-        """Return the preferences in a form or a cookie; unknown ones are left out."""
+    def from_cookie(cls, cookie: str) -> Self:
+        """Return the preferences in a cookie; the defaults if one is invalid."""
         try:
-            read = msgspec.convert(dict(fields), cls)
-            ZoneInfo(read.zone)
+            preferences = msgspec.convert(dict(parse_qsl(cookie)), cls)
+            ZoneInfo(preferences.zone)
         except (msgspec.ValidationError, ValueError, OSError, LookupError):
             return cls()
-        return read
-
-    @classmethod
-    def from_request(cls, request: Request) -> Self:
-        """Return the preferences of a browser."""
-        return cls.from_fields(dict(parse_qsl(request.cookies.get(PREFERENCES_COOKIE, ""))))
-
-    def to_cookie(self) -> str:
-        """Return the cookie that keeps them."""
-        return urlencode(msgspec.structs.asdict(self), safe="/", quote_via=quote)
+        return preferences
 
     @property
     def tz(self) -> tzinfo:
@@ -85,12 +75,9 @@ class Visit:
     error: str = ""
 
     @property
-    def section(self) -> str:
-        """The entry of the navigation that this page belongs to."""
-        first = self.path.split("/")[1]
-        return {"": "overview", "bulk": "runs", "compare": "runs", "views": "runs"}.get(
-            first, first
-        )
+    def verb(self) -> Verb:
+        """The verb that the path names; it exists, since its right was checked."""
+        return VERBS[self.params["verb"]]
 
     @property
     def query(self) -> Mapping[str, str]:
@@ -104,13 +91,13 @@ class Visit:
 
     @property
     def after(self) -> str | None:
-        """The cursor of the page before this one."""
+        """The cursor of the previous page."""
         return self.query.get("after") or None
 
     def choice(self, name: str, options: Collection[str], default: str) -> str:
-        """Return a parameter of the URL, which is one of the options."""
-        chosen = self.query.get(name, "")
-        return chosen if chosen in options else default
+        """Return a parameter of the URL if it is one of the options."""
+        value = self.query.get(name, "")
+        return value if value in options else default
 
     def may(self, right: Right) -> bool:
         """Return whether to offer something; the actual request is checked again."""
@@ -130,30 +117,33 @@ class Visit:
 
     def token(self, path: str | None = None) -> str:
         """Return the token for a form that posts to `path`."""
-        return form_token(self.session, self.access.person, path or self.path, self.random)
+        salt = self.random.randbytes(8).hex()
+        return form_token(self.session, self.access.person, path or self.path, salt)
 
     def has_token(self) -> bool:
         """Return whether the posted form has the token of this session, person and path."""
-        token = self.value(TOKEN_FIELD)
-        return is_form_token(token, self.session, self.access.person, self.path)
+        token = self.value("form_token")
+        expected = form_token(self.session, self.access.person, self.path, token[:16])
+        return hmac.compare_digest(token.encode(), expected.encode())
 
     def value(self, name: str, default: str = "") -> str:
         """Return a field of the posted form."""
         return self.form.get(name, [default])[-1]
 
-    @property
-    def said(self) -> str:
-        """What the previous page did, or ""."""
-        try:
-            return base64.urlsafe_b64decode(self.request.cookies.get(SAID_COOKIE, "")).decode()
-        except (binascii.Error, ValueError):
-            return ""
+    def attribution(self, verb: Verb | None = None) -> dict[str, Any]:
+        """Return who acts and why, as every verb of `Operations` takes it; some need a reason."""
+        why = self.value("why")
+        return {"by": self.access.person, "why": verb.check_why(why) if verb else why}
 
-    def redirect(self, sentence: str, *segments: str, **query: Any) -> Response:
+    @property
+    def notice(self) -> str:
+        """What the previous request did, or ""."""
+        return unquote(self.request.cookies.get(NOTICE_COOKIE, ""))
+
+    def redirect(self, notice: str, *segments: str, **query: Any) -> Response:
         """Redirect the browser to a page, which shows once what was done."""
         response = RedirectResponse(self.url(*segments, **query), 303)
-        said = base64.urlsafe_b64encode(sentence[:_MAX_SAID].encode()).decode()
-        return self.set_cookie(response, SAID_COOKIE, said, 30)
+        return self.set_cookie(response, NOTICE_COOKIE, quote(notice)[:_MAX_NOTICE], 30)
 
     def set_cookie(self, response: Response, name: str, value: str, max_age: int) -> Response:
         """Set a cookie that scripts and other sites cannot use."""

@@ -8,6 +8,10 @@ from perdure.insights.redaction import MASK, NOTHING_REDACTED, Path, Redact
 
 SIZE = 80
 
+# Redaction sees far more than is shown: half of a URL would not be recognized as one. No password
+# is longer than this, and a value may have megabytes.
+_EXAMINED = 16 * 1024
+
 
 def preview(value: Json, redact: Redact, path: Path) -> str:
     """Return a redacted value as JSON text of at most `SIZE` characters."""
@@ -23,8 +27,7 @@ def _pieces(value: Json, redact: Redact, path: Path) -> Iterator[str]:
     if not redact.is_off and redact.hides(path, value):
         yield _json(MASK)
     elif isinstance(value, str):
-        # Redacted before it is shortened: half of a URL would not be recognized as one.
-        yield _json(redact.url(value)[: SIZE + 1])
+        yield _json(redact.url(value[:_EXAMINED])[: SIZE + 1])
     elif isinstance(value, list):
         yield from _items(value, redact, path)
     elif isinstance(value, dict) and isinstance(value.get("~map"), list):

@@ -85,7 +85,8 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
 
     def url(self, text: str) -> str:
         """Return a string without the passwords of URLs in it."""
-        if self.is_off or "://" not in text:
+        # Searching for one character is far faster, and encoded binary data contains no colon.
+        if self.is_off or ":" not in text or "://" not in text:
             return text
         return _URL_PASSWORD.sub(rf"\1{MASK}@", text)
 

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from statistics import median_low
 from typing import Any
 
-from perdure import codec
+import msgspec
+
 from perdure.errors import InvalidArgument
 from perdure.insights.failures import error_of, first_line
 from perdure.insights.model import StepDetail, StepGroup, StepRow, StepsPage
@@ -73,7 +74,7 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
         value=preview(_value(record), redact, path) if is_ok else "",
         error="" if is_ok else first_line(error_of(record, redact, path)),
         by=str(record.get("by") or ""),
-        size=len(codec.dumps(record.get("value"))) if is_ok else 0,
+        size=len(msgspec.json.encode(record.get("value"))) if is_ok else 0,
         run_id=record.get("run", ""),
     )
 

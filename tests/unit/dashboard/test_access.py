@@ -20,7 +20,7 @@ from perdure.dashboard import (
     header,
     starlette_user,
 )
-from perdure.dashboard.login import OneTimeToken
+from perdure.dashboard.server import OneTimeToken
 from perdure.errors import InvalidArgument
 from perdure.stores import MemoryStore
 from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, text_of
@@ -129,7 +129,7 @@ async def test_a_browser_without_the_token_is_asked_for_it() -> None:
     assert (response.status_code, response.headers["location"]) == (303, "/login")
     assert "Enter the token" in text_of(await visitor.get("/login"))
     wrong = await visitor.http.post("/login", data={"token": "nope"}, headers=SAME_ORIGIN)
-    assert (wrong.status_code, "was used" in text_of(wrong)) == (403, True)
+    assert (wrong.status_code, "has been used" in text_of(wrong)) == (403, True)
     foreign = await visitor.http.post("/login", data={"token": "t0ken"})
     assert "set-cookie" not in foreign.headers
     done = await visitor.http.post("/login", data={"token": " t0ken "}, headers=SAME_ORIGIN)

@@ -34,7 +34,7 @@ async def test_the_next_page_says_once_what_was_done() -> None:
     visitor = Visitor(dashboard(store))
     await visitor.post("/runs/order-2/do/pause")
     pages = [await visitor.get("/runs/order-2") for _ in range(2)]
-    assert ['class="said"' in page.text for page in pages] == [True, False]
+    assert ['class="notice"' in page.text for page in pages] == [True, False]
 
 
 FORMS: dict[str, dict[str, str]] = {

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from perdure.dashboard import Access, Dashboard
 from perdure.errors import StoreError, StoreUnavailable
@@ -64,6 +65,15 @@ async def test_an_auth_hook_that_fails_lets_no_one_in() -> None:
     assert response.status_code == 500
     assert response.text == "This page failed with LookupError. The server's log says more."
     assert "content-security-policy" in response.headers
+
+
+async def test_an_auth_hook_may_raise_its_refusal() -> None:
+    async def auth(request: object) -> Access:
+        raise HTTPException(401, "Sign in.", {"WWW-Authenticate": "Bearer"})
+
+    response = await Visitor(Dashboard(MemoryStore(), auth=auth)).get("/runs")
+    assert (response.status_code, response.text) == (401, "Sign in.\n")
+    assert response.headers["www-authenticate"] == "Bearer"
 
 
 async def test_a_change_that_the_store_refuses_is_a_page_too() -> None:

@@ -55,7 +55,7 @@ async def test_a_run_shows_its_children(store: MemoryStore) -> None:
     assert "Parent and children 2 Queued 2 All children" in text_of(page)
     assert 'href="/runs?q=parent%3Aweek+status%3Aqueued"' in page.text
     assert "week/1/write/1" in text_of(page)
-    assert "for the end of its runs week/1/write/…" in text_of(page)
+    assert "for its runs week/1/write/… to end" in text_of(page)
 
 
 async def test_a_child_shows_its_parent(store: MemoryStore) -> None:
@@ -66,7 +66,7 @@ async def test_a_child_shows_its_parent(store: MemoryStore) -> None:
 async def test_queues_with_limits(store: MemoryStore) -> None:
     text = text_of(await Visitor(dashboard(store)).get("/queues"))
     assert "concurrency 0 of 50, each key: rate 10 per 60 s" in text
-    assert "Limits of steps" in text
+    assert "Step limits" in text
     assert "tokens 0 of 2,000 per 60 s" in text
 
 
@@ -176,4 +176,4 @@ async def test_a_person_who_may_only_view_is_offered_no_actions(store: MemorySto
 async def test_without_queues_and_schedules_the_pages_say_how_to_declare_them() -> None:
     visitor = Visitor(dashboard(MemoryStore()))
     assert "Declare one in the code" in text_of(await visitor.get("/queues"))
-    assert "Declare a schedule in the code" in text_of(await visitor.get("/schedules"))
+    assert "Declare one in the code" in text_of(await visitor.get("/schedules"))

@@ -1,4 +1,4 @@
-// What pages gain from a script. They work without it.
+// Enhances pages, which also work without scripts.
 
 import { listen } from "./live.js";
 import { fetchPart, main, refresh, tick, visit } from "./page.js";
@@ -40,14 +40,14 @@ addEventListener("popstate", () => show(location.href, false));
 setInterval(tick, 1000);
 
 const search = document.getElementById("q");
-let asked = 0;
+let turns = 0;
 search.addEventListener("input", async () => {
-  const turn = ++asked;
+  const turn = ++turns;
   const query = new URLSearchParams({ q: search.value });
   const response = await fetch(`${search.dataset.complete}?${query}`);
-  if (!response.ok || turn !== asked) return;
-  const found = await response.json();
-  search.list.replaceChildren(...found.map(({ value, hint }) => new Option(hint, value)));
+  if (!response.ok || turn !== turns) return;
+  const words = await response.json();
+  search.list.replaceChildren(...words.map(({ value, hint }) => new Option(hint, value)));
 });
 
 const rows = () => [...main().querySelectorAll("tr[data-key], a.row")];

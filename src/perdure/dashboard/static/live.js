@@ -7,13 +7,13 @@ let source, timer, isBusy = false, isDue = false;
 
 function show(state, text) {
   const live = document.getElementById("live");
-  // Not again: it says since when.
+  // It says since when, so it stays.
   if (state === "offline" && live.dataset.state === state) return;
   live.dataset.state = state;
   live.textContent = text ?? `Offline since ${clock(new Date())}`;
 }
 
-// Nothing changes under someone who selects, types or has a menu open.
+// No update while a person selects, types or has a menu open.
 function isHeld() {
   const selection = getSelection();
   const isSelecting = !selection.isCollapsed && main().contains(selection.anchorNode);
@@ -28,13 +28,13 @@ async function update() {
   if (isBusy || isHeld()) return;
   isBusy = true;
   isDue = false;
-  const begun = performance.now();
+  const start = performance.now();
   const isRead = await refresh();
   isDue ||= !isRead;
   if (!isRead) show("offline");
   else if (source || timer) show("live", "Live");
   // A page that is slow to render is fetched less often.
-  const pause = Math.max(isRead ? 1000 : POLL, 4 * (performance.now() - begun));
+  const pause = Math.max(isRead ? 1000 : POLL, 4 * (performance.now() - start));
   setTimeout(() => { isBusy = false; if (isDue) update(); }, pause);
 }
 
@@ -58,7 +58,7 @@ export function listen() {
   source.onopen = () => show("live", "Live");
   source.onmessage = update;
   source.onerror = ({ target }) => {
-    // 204 ends it for good: this browser has enough streams.
+    // 204 ends the stream: this browser has enough of them.
     if (target.readyState === EventSource.CLOSED) poll();
     else show("offline");
   };

@@ -9,7 +9,7 @@ export const clock = (time) => `${time.toISOString().slice(11, 19)} UTC`;
 
 const keyOf = (node) => node.dataset?.key || node.id || "";
 const isSame = (a, b) => a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
-// Changed by the person; the server does not know them.
+// Set by the person, and unknown to the server.
 const isTheirs = (name) => name === "open" || name === "aria-selected";
 
 function morph(from, to) {
@@ -23,13 +23,13 @@ function morph(from, to) {
 }
 
 function morphChildren(from, to) {
-  const wanted = new Set([...to.children].map(keyOf));
-  // A row that is gone must not be turned into another one.
-  for (const child of [...from.children]) if (!wanted.has(keyOf(child))) child.remove();
-  const known = new Map([...from.children].map((child) => [keyOf(child), child]));
+  const keys = new Set([...to.children].map(keyOf));
+  // A row that has disappeared must not become another one.
+  for (const child of [...from.children]) if (!keys.has(keyOf(child))) child.remove();
+  const nodes = new Map([...from.children].map((child) => [keyOf(child), child]));
   let at = from.firstChild;
   for (const next of [...to.childNodes]) {
-    const old = keyOf(next) ? known.get(keyOf(next)) : at && isSame(at, next) ? at : undefined;
+    const old = keyOf(next) ? nodes.get(keyOf(next)) : at && isSame(at, next) ? at : undefined;
     if (old === at) at = at.nextSibling;
     else from.insertBefore(old ?? document.importNode(next, true), at);
     if (old) morph(old, next);
@@ -54,11 +54,11 @@ export async function fetchPart(url, isConditional) {
 function holdBack(part) {
   const [old, next] = [main(), part].map((each) => each.querySelector("[data-offer]"));
   if (!old?.rows.length || !next) return;
-  const rows = new Map([...next.rows].map((row) => [keyOf(row), row]));
-  const kept = [...old.rows].map((row) => rows.get(keyOf(row)) ?? row.cloneNode(true));
-  const count = [...next.rows].filter((row) => !kept.includes(row)).length;
+  const fresh = new Map([...next.rows].map((row) => [keyOf(row), row]));
+  const rows = [...old.rows].map((row) => fresh.get(keyOf(row)) ?? row.cloneNode(true));
+  const count = [...next.rows].filter((row) => !rows.includes(row)).length;
   if (!count) return;
-  next.replaceChildren(...kept);
+  next.replaceChildren(...rows);
   const offer = document.createElement("button");
   Object.assign(offer, { type: "button", className: "newer", id: "newer" });
   offer.textContent = `${count} newer ${count === 1 ? "run" : "runs"}`;
@@ -98,7 +98,7 @@ export async function visit(url, isNew = true) {
   }
 }
 
-// Ages count on between fetches; the words are those of formatting.py.
+// Updates ages between fetches, in the words of insights/words.py.
 const UNITS = [[86400, "day"], [3600, "h"], [60, "min"], [1, "s"]];
 
 export function tick() {

@@ -1,6 +1,6 @@
 """Fairness and order in a queue with two worker processes, and the cost of many keys.
 
-`python -m bench.fairness [sqlite postgres …]` drives 10,000 runs on 100 unequal keys and prints how
+`python -m bench.fairness [sqlite postgres …]` runs 10,000 runs on 100 unequal keys and prints how
 even the keys' shares are at half time (Jain's index), how many runs began before an earlier run of
 their key, and how many begin between the trigger of a run with priority 9 and its own begin.
 `--many-keys 100000` compares as many keys of one run each with a hundred keys.

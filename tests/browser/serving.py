@@ -70,7 +70,7 @@ class ServedDashboard:
 
 
 def shop_worker(store: Store) -> Worker:
-    """Return a worker that drives the workflows of the sample shop."""
+    """Return a worker that executes the workflows of the sample shop."""
     services = Services(SystemClock().sleep, Random(1))
     runtime = Runtime(store, workflows=WORKFLOWS, deps=services)
     return Worker(runtime, concurrency=20, grace=0)

@@ -146,7 +146,7 @@ ENDINGS: list[tuple[Any, Any, Ending]] = [
 
 
 class AnsweringStore(FaultyStore):
-    """Answers the open question of the run before a store call of the process that drives it."""
+    """Answers the open question of the run before a store call of the process that executes it."""
 
     def __init__(self, store: MemoryStore, at: int) -> None:
         super().__init__(store)

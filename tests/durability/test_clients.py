@@ -57,7 +57,7 @@ async def restart(client: Client) -> Run:
 
 
 async def crashes(verb: Verb, how: How, prepare: Callable[[Runtime, Payments], Any]) -> int:
-    """Crash a client at each store call of a verb. Another repeats it, and a third process drives.
+    """Crash a client at each call of a verb; another repeats it, and a third executes the run.
 
     Return how many calls the verb makes.
     """

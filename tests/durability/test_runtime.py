@@ -636,5 +636,5 @@ async def test_one_bad_run_does_not_block_the_others(
     await runtime.trigger(fine, run_id="b-good", wait=False)
     runs = await runtime.sweep()
     assert [run.id for run in runs] == ["b-good"]
-    drives = runtime.registry.supported_versions
-    assert list(await store.due(runtime.clock.now(), 10, drives=drives)) == []
+    supports = runtime.registry.supported_versions
+    assert list(await store.due(runtime.clock.now(), 10, supports=supports)) == []

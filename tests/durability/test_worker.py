@@ -245,7 +245,7 @@ async def test_a_lease_is_released_if_the_rest_of_a_long_inbox_cannot_be_read(
 async def test_a_run_of_a_newer_version_waits_for_a_worker_that_knows_it(
     make: Make, clock: TestClock, store: MemoryStore
 ) -> None:
-    """In a rolling deployment no old worker holds it up: the first new worker drives it at once."""
+    """No old worker holds up a rolling deployment: the first new worker executes it at once."""
 
     @workflow("deployed", version=1)
     async def old(step: Step) -> str:

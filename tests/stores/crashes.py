@@ -8,7 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 from perdure.errors import StoreError
-from perdure.store import Delivery, Drivable, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewRun,
+    Rest,
+    SupportedVersions,
+    Verdict,
+)
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.harness import FullStore, send_one
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -175,8 +184,8 @@ async def check_move(store: FullStore, crashing: FullStore, clock: TestClock, ve
     await clock.advance(3 * HOUR)
     for run in await store.list():
         assert run.workflow is not None
-        exactly = [Drivable(run.workflow, run.version, run.version)]
-        (claimed,) = await store.claim("bob", HOUR, 5, drives=exactly, queues={run.queue: 5})
+        exactly = [SupportedVersions(run.workflow, run.version, run.version)]
+        (claimed,) = await store.claim("bob", HOUR, 5, supports=exactly, queues={run.queue: 5})
         assert (claimed.lease.id, claimed.queue, claimed.version) == ("run", run.queue, run.version)
         await clock.advance(3 * HOUR)
         assert list(await store.queues(clock.now(), 5)) == ([run.queue] if run.queue else [])

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
-from perdure.store import Capabilities, Drivable, Entry, Grant, Query, Rest, RunSummary, Verdict
+from perdure.store import (
+    Capabilities,
+    Entry,
+    Grant,
+    Query,
+    Rest,
+    RunSummary,
+    SupportedVersions,
+    Verdict,
+)
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Position, SearchResult
 from perdure.stores.memory import MemoryStore, MemoryTransaction
@@ -22,7 +31,7 @@ from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Run, Runs
 
 Work: TypeAlias = Callable[[MemoryTransaction], Awaitable[Entry]]
-Drives: TypeAlias = Sequence[Drivable] | None
+Drives: TypeAlias = Sequence[SupportedVersions] | None
 Mutant: TypeAlias = type[MemoryBackend] | type[MemoryStore]
 M = TypeVar("M", bound=Mutant)
 
@@ -146,10 +155,10 @@ class IgnoresItsPrefix(MemoryBackend):
 @caught_by("test_claims_are_restricted_to_the_prefix")
 class ClaimsAcrossPrefixes(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, drives, queues, "")
+        runs = self.runs.index.due(now, limit, supports, queues, "")
         return [self._grant(run, owner, now, ttl) for run in runs]
 
 

@@ -147,18 +147,18 @@ class EnqueuesOverRuns(MemoryBackend):
 @caught_by("test_due_returns_the_earliest_first")
 class SortsDueRunsById(MemoryBackend):
     async def due(
-        self, now: datetime, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, now: datetime, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Due]:
-        due = await super().due(now, limit, drives, queues)
+        due = await super().due(now, limit, supports, queues)
         return sorted(due, key=lambda run: run.id, reverse=True)
 
 
 @caught_by("test_concurrent_claims_share_the_due_runs")
 class ClaimsTwice(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        due = self.runs.index.due(self.clock.now(), limit, drives, queues, self.prefix)
+        due = self.runs.index.due(self.clock.now(), limit, supports, queues, self.prefix)
         await asyncio.sleep(0)
         return [self._grant(run, owner, self.clock.now(), ttl) for run in due]
 
@@ -166,7 +166,7 @@ class ClaimsTwice(MemoryBackend):
 @caught_by("test_claim_is_restricted_to_workflows")
 class ClaimsAnyWorkflow(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
         return await super().claim(owner, ttl, limit, None, queues)
 
@@ -174,9 +174,9 @@ class ClaimsAnyWorkflow(MemoryBackend):
 @caught_by("test_an_orphaned_run_is_claimed")
 class IgnoresOrphans(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        due = self.runs.index.due(self.clock.now(), limit, drives, queues, self.prefix)
+        due = self.runs.index.due(self.clock.now(), limit, supports, queues, self.prefix)
         unowned = [run for run in due if run.owner is None]
         return [self._grant(run, owner, self.clock.now(), ttl) for run in unowned]
 

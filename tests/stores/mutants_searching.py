@@ -10,7 +10,6 @@ from perdure.clock import Clock
 from perdure.store import (
     Count,
     Delivery,
-    Drivable,
     Due,
     Entry,
     Grant,
@@ -23,6 +22,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import PruneRequest
@@ -38,34 +38,34 @@ class ClaimsOtherwise(MemoryBackend):
     """Changes the filters of a claim, or what it answers."""
 
     def filters(
-        self, drives: Drives, queues: Mapping[str, int]
+        self, supports: Drives, queues: Mapping[str, int]
     ) -> tuple[Drives, Mapping[str, int]]:
-        return drives, queues
+        return supports, queues
 
     def answer(self, grants: Sequence[Granted]) -> Sequence[Granted]:
         return grants
 
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
-        filters = self.filters(drives, queues)
+        filters = self.filters(supports, queues)
         return self.answer(await super().claim(owner, ttl, limit, *filters))
 
 
 @caught_by("test_a_claim_without_queues_takes_only_runs_in_no_queue")
 class ClaimsFromAnyQueue(ClaimsOtherwise):
     def filters(
-        self, drives: Drives, queues: Mapping[str, int]
+        self, supports: Drives, queues: Mapping[str, int]
     ) -> tuple[Drives, Mapping[str, int]]:
-        return drives, dict.fromkeys(self.runs.index._queues, 100)
+        return supports, dict.fromkeys(self.runs.index._queues, 100)
 
 
 @caught_by("test_a_claim_respects_the_limit_of_each_queue")
 class IgnoresQueueLimits(ClaimsOtherwise):
     def filters(
-        self, drives: Drives, queues: Mapping[str, int]
+        self, supports: Drives, queues: Mapping[str, int]
     ) -> tuple[Drives, Mapping[str, int]]:
-        return drives, dict.fromkeys(queues, 100)
+        return supports, dict.fromkeys(queues, 100)
 
 
 @caught_by("test_a_claim_from_several_queues_takes_the_earliest")
@@ -88,10 +88,10 @@ class GrantsOtherEpochs(ClaimsOtherwise):
 @caught_by("test_due_is_restricted_to_queues")
 class FindsDueRunsOfAnyQueue(MemoryBackend):
     async def due(
-        self, now: datetime, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, now: datetime, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Due]:
         everything = dict.fromkeys(self.runs.index._queues, limit)
-        return await super().due(now, limit, drives, everything)
+        return await super().due(now, limit, supports, everything)
 
 
 @caught_by("test_a_grant_names_the_queue_and_the_version")
@@ -132,35 +132,35 @@ class ListsSystemQueues(MemoryStore):
 )
 class ClaimsAnyVersion(ClaimsOtherwise):
     def filters(
-        self, drives: Drives, queues: Mapping[str, int]
+        self, supports: Drives, queues: Mapping[str, int]
     ) -> tuple[Drives, Mapping[str, int]]:
-        if drives is not None:
-            drives = [Drivable(each.workflow, 0, 1_000_000) for each in drives]
-        return drives, queues
+        if supports is not None:
+            supports = [SupportedVersions(each.workflow, 0, 1_000_000) for each in supports]
+        return supports, queues
 
 
 @caught_by("test_a_version_belongs_to_its_workflow")
 class MixesVersionsOfWorkflows(ClaimsOtherwise):
     def filters(
-        self, drives: Drives, queues: Mapping[str, int]
+        self, supports: Drives, queues: Mapping[str, int]
     ) -> tuple[Drives, Mapping[str, int]]:
-        if drives is not None:
-            drives = [
-                Drivable(one.workflow, other.first, other.last)
-                for one in drives
-                for other in drives
+        if supports is not None:
+            supports = [
+                SupportedVersions(one.workflow, other.first, other.last)
+                for one in supports
+                for other in supports
             ]
-        return drives, queues
+        return supports, queues
 
 
 @caught_by("test_skipped_runs_hide_no_other")
 class FiltersAfterTheLimit(MemoryBackend):
     async def claim(
-        self, owner: str, ttl: timedelta, limit: int, drives: Drives, queues: Mapping[str, int]
+        self, owner: str, ttl: timedelta, limit: int, supports: Drives, queues: Mapping[str, int]
     ) -> Sequence[Granted]:
         now = self.clock.now()
         first = self.runs.index.due(now, limit, None, queues, self.prefix)
-        due = self.runs.index.due(now, 1_000, drives, dict.fromkeys(queues, 1_000), self.prefix)
+        due = self.runs.index.due(now, 1_000, supports, dict.fromkeys(queues, 1_000), self.prefix)
         return [self._grant(run, owner, now, ttl) for run in due if run in first]
 
 

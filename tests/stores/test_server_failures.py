@@ -17,7 +17,7 @@ from perdure.errors import StoreClosed, StoreError, StoreUnavailable
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Refusal, Rest, Verdict
 from perdure.stores import mongo, redis
 from perdure.testing.clock import TestClock
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.process import Server, free_port
 from tests.servers.proxy import TcpProxy
@@ -270,7 +270,7 @@ async def test_an_enqueued_run_whose_reply_was_lost_is_created_once(
 
 async def claim_orders(store: Any, owner: str) -> Any:
     """Claim by the name of the workflow: stores that would first have to look for it do not."""
-    return await store.claim(owner, HOUR, 10, drives=drives("order"))
+    return await store.claim(owner, HOUR, 10, supports=supports("order"))
 
 
 async def test_runs_whose_claim_was_lost_are_not_claimed_twice(

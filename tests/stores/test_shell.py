@@ -63,9 +63,9 @@ EMPTY: dict[str, tuple[Verb, object]] = {
     "enqueue nothing": (lambda store: store.enqueue([]), []),
     "list none": (lambda store: store.list(limit=0), []),
     "due none": (lambda store: store.due(SystemClock().now(), 0), []),
-    "due of no workflow": (lambda store: store.due(SystemClock().now(), 1, drives=[]), []),
+    "due of no workflow": (lambda store: store.due(SystemClock().now(), 1, supports=[]), []),
     "claim none": (lambda store: store.claim("ana", MINUTE, 0), []),
-    "claim of no workflow": (lambda store: store.claim("ana", MINUTE, 1, drives=[]), []),
+    "claim of no workflow": (lambda store: store.claim("ana", MINUTE, 1, supports=[]), []),
     "prune none": (lambda store: store.prune(MINUTE, limit=0), 0),
     "prune what is not over": (lambda store: store.prune(MINUTE, status="waiting"), 0),
 }

@@ -214,8 +214,8 @@ class _History:
     async def _advance_to(self, elapsed: timedelta) -> None:
         """Advance the clock, and continue each run at the time it is due."""
         target = self._start + elapsed
-        drives = self._runtime.registry.all_supported_versions
-        while due := await self.store.due(target, 1, drives=drives):
+        supports = self._runtime.registry.all_supported_versions
+        while due := await self.store.due(target, 1, supports=supports):
             await advance_to(self._clock, due[0].wake_at)
             runs = await self._run(self._runtime.sweep(self._clock.now()))
             for run in runs:

@@ -23,7 +23,6 @@ from perdure.errors import StoreError
 from perdure.limits import MAX_PERMITS, PermitLimit
 from perdure.snapshot import new_snapshot
 from perdure.store import (
-    Drivable,
     Entry,
     Grant,
     Lease,
@@ -31,13 +30,14 @@ from perdure.store import (
     NewRun,
     QueueStore,
     Rest,
+    SupportedVersions,
     require_journal,
 )
 
 logger = logging.getLogger(__name__)
 
 WORKFLOW = "~permit"
-_DRIVES = [Drivable(WORKFLOW, 1, 1)]
+_DRIVES = [SupportedVersions(WORKFLOW, 1, 1)]
 _BATCH = 500
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -300,7 +300,7 @@ class Permits:
         # after its period would overlap with the next grant of the same permit.
         expiry = self.clock.monotonic() + ttl.total_seconds()
         grants = await self.store.claim(
-            self.owner, ttl, sum(numbers.values()), drives=_DRIVES, queues=numbers
+            self.owner, ttl, sum(numbers.values()), supports=_DRIVES, queues=numbers
         )
         for grant in grants:
             numbers[grant.queue] -= 1
@@ -367,7 +367,7 @@ class Permits:
             while names := await self.store.queues(last_use, 100, prefix=prefix):
                 limits = dict.fromkeys(names, MAX_PERMITS)
                 unused_permits = await self.store.due(
-                    last_use, _BATCH, drives=_DRIVES, queues=limits
+                    last_use, _BATCH, supports=_DRIVES, queues=limits
                 )
                 if not await self._delete_free([run.id for run in unused_permits]):
                     break

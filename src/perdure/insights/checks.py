@@ -33,7 +33,7 @@ _SHARED = {
 _LEASE = {
     "none": "Two processes can drive the same run: it grants no leases.",
     "best_effort": "Two processes may drive the same run for a moment: its leases are not atomic.",
-    "atomic": "One process at a time drives a run.",
+    "atomic": "One process at a time executes a run.",
 }
 
 

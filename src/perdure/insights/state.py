@@ -146,7 +146,7 @@ async def _is_lost(
 ) -> bool:
     """Return whether the owner is a worker that no longer has a heartbeat.
 
-    A process that drives a run without a worker has no heartbeat either, but is not lost.
+    A process that executes a run without a worker has no heartbeat either, but is not lost.
     """
     if row.owner is None or any(row.owner in worker.owners for worker in workers):
         return False

@@ -13,7 +13,7 @@ import msgspec
 from perdure.durable.in_flight import StepInFlight, Time
 from perdure.presence import keys
 from perdure.presence.durations import Durations
-from perdure.store import Drivable, SearchStore, Store, can_search
+from perdure.store import SearchStore, Store, SupportedVersions, can_search
 
 WORKER_TTL = timedelta(seconds=30)
 THROUGHPUT_TTL = timedelta(hours=49)
@@ -49,7 +49,7 @@ class WorkerPresence(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: Time
     perdure: str = ""
     python: str = ""
-    workflows: tuple[Drivable, ...] = ()
+    workflows: tuple[SupportedVersions, ...] = ()
     queues: tuple[str, ...] = ()
     limits: tuple[DeclaredLimit, ...] = ()
     slots: int = 0

@@ -180,7 +180,7 @@ class Heartbeat:
     async def _depths(self, now: datetime) -> dict[str, int]:
         """Return how many runs wait for a worker like this one, by queue."""
         due_runs = await self._try(
-            self._find_due(now, MAX_DEPTH, drives=self._runtime.registry.supported_versions)
+            self._find_due(now, MAX_DEPTH, supports=self._runtime.registry.supported_versions)
         )
         return {} if due_runs is None else {"": len(due_runs)}
 

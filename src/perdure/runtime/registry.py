@@ -16,7 +16,7 @@ from perdure.snapshot import (
     set_generation,
     version_of,
 )
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 
 _SYSTEM: dict[str, dict[int, Definition[Any, Any]]] = {
     each.name: {each.version: each} for each in (SCHEDULE_WORKFLOW, MAINTENANCE_WORKFLOW)
@@ -35,7 +35,7 @@ class Registry:
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._definitions: dict[str, dict[int, Definition[Any, Any]]] = {}
         self.queues: dict[str, Queue] = {}
-        self.supported_versions: tuple[Drivable, ...] = ()
+        self.supported_versions: tuple[SupportedVersions, ...] = ()
         self.all_supported_versions = _supported_by(_SYSTEM)
         if not isinstance(definitions, Iterable):
             expected = "a list of functions decorated with @workflow"
@@ -138,12 +138,12 @@ class Registry:
 
 def _supported_by(
     definitions: Mapping[str, Mapping[int, Definition[Any, Any]]],
-) -> tuple[Drivable, ...]:
+) -> tuple[SupportedVersions, ...]:
     return tuple(each for versions in definitions.values() for each in _supported_ranges(versions))
 
 
-def _supported_ranges(versions: Mapping[int, Definition[Any, Any]]) -> list[Drivable]:
+def _supported_ranges(versions: Mapping[int, Definition[Any, Any]]) -> list[SupportedVersions]:
     newest = versions[max(versions)]
     if newest.migrate is not None:
-        return [Drivable(newest.name, 1, newest.version)]
-    return [Drivable(newest.name, version, version) for version in sorted(versions)]
+        return [SupportedVersions(newest.name, 1, newest.version)]
+    return [SupportedVersions(newest.name, version, version) for version in sorted(versions)]

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from perdure.durable.permits import FIRST_PAUSE, Hold, Permits, Pool
 from perdure.errors import StoreError
 from perdure.limits import Queue, queue_limits
-from perdure.store import Drivable, Grant
+from perdure.store import Grant, SupportedVersions
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class RoundRequest(NamedTuple):
     """The request of a round: up to `room` runs that are due at `now`, leased by `claim`."""
 
     room: int
-    versions: Sequence[Drivable]
+    versions: Sequence[SupportedVersions]
     claim: Claim
     now: datetime
 
@@ -238,7 +238,7 @@ class ServedQueue:
         room = request.room
         limits = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
         store = self._permits.store
-        return len(await store.due(request.now, room, drives=request.versions, queues=limits))
+        return len(await store.due(request.now, room, supports=request.versions, queues=limits))
 
     def _units_to_claim(
         self, pools: Mapping[str, Sequence[Pool]], due_runs: int, each: int
@@ -319,7 +319,11 @@ class Rounds:
             pool.fresh.clear()
 
     async def take(
-        self, room: int, versions: Sequence[Drivable], claim: Claim, now: datetime | None = None
+        self,
+        room: int,
+        versions: Sequence[SupportedVersions],
+        claim: Claim,
+        now: datetime | None = None,
     ) -> list[Turn]:
         """Return up to `room` runs with their permits; `claim` leases them.
 

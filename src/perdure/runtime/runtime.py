@@ -307,7 +307,7 @@ class Runtime(Client):
             raise InvalidArgument("limit", limit, "an int >= 1")
         store = require_schedule(self.store, "Runtime.sweep")
         at = self.clock.now() if now is None else as_utc(now, "now")
-        due_runs = await store.due(at, limit, drives=self.registry.all_supported_versions)
+        due_runs = await store.due(at, limit, supports=self.registry.all_supported_versions)
         queues = self.registry.queues
         if not due_runs and not queues:
             return []
@@ -328,7 +328,7 @@ class Runtime(Client):
         rounds.serve(self.registry.queues.values())
 
         async def claim(number: int, queues: Mapping[str, int]) -> list[Grant]:
-            due_runs = await store.due(now, number, drives=versions, queues=queues)
+            due_runs = await store.due(now, number, supports=versions, queues=queues)
             answers = [await session.acquire(self.driver.request(run.id)) for run in due_runs]
             return [each for each in answers if isinstance(each, Grant)]
 

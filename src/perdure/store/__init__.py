@@ -52,7 +52,6 @@ from perdure.store.records import (
     Capabilities,
     Count,
     Delivery,
-    Drivable,
     Due,
     Entry,
     Grant,
@@ -69,6 +68,7 @@ from perdure.store.records import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 
@@ -80,7 +80,6 @@ __all__ = [
     "Capabilities",
     "Count",
     "Delivery",
-    "Drivable",
     "Due",
     "Entry",
     "Grant",
@@ -106,6 +105,7 @@ __all__ = [
     "SearchStore",
     "Stats",
     "Store",
+    "SupportedVersions",
     "TransactionStore",
     "TransactionalEnqueueStore",
     "Verdict",

@@ -19,7 +19,6 @@ from perdure.keyvalue import Documents
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store.records import (
     Count,
-    Drivable,
     Due,
     Entry,
     Grant,
@@ -34,6 +33,7 @@ from perdure.store.records import (
     Refusal,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 
@@ -165,12 +165,12 @@ class ScheduleStore(LeaseStore, Protocol):
         limit: int,
         /,
         *,
-        drives: Sequence[Drivable] | None = None,
+        supports: Sequence[SupportedVersions] | None = None,
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Due]:
         """Return up to `limit` runs whose wake time is at or before `now`, earliest first.
 
-        A run with an unexpired lease is not due. `drives` and `queues` restrict the result as in
+        A run with an unexpired lease is not due. `supports` and `queues` restrict the result as in
         `claim`.
         """
         ...
@@ -182,13 +182,13 @@ class ScheduleStore(LeaseStore, Protocol):
         limit: int,
         /,
         *,
-        drives: Sequence[Drivable] | None = None,
+        supports: Sequence[SupportedVersions] | None = None,
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due, runnable or orphaned, earliest first.
 
         Each run goes to one claimant only. A run is orphaned when its owner's lease has expired.
-        `drives` restricts the claim to runs of these workflows whose version is 0 or within the
+        `supports` restricts the claim to runs of these workflows whose version is 0 or within the
         range; other versions are skipped inside the index. `queues` maps each queue to the maximum
         number of runs to claim from it; "" stands for runs in no queue. Without `queues`, only runs
         in no queue are claimed. A run that cannot be read is logged once and skipped: another run

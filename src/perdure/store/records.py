@@ -240,7 +240,7 @@ class NewRun(msgspec.Struct, frozen=True):
     rest: Rest | None = None
 
 
-class Drivable(msgspec.Struct, frozen=True):
+class SupportedVersions(msgspec.Struct, frozen=True):
     """The versions of a workflow that a worker can drive, both ends included."""
 
     workflow: str

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import (
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -20,6 +19,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._keyvalue import KeyValueBackend
@@ -96,7 +96,7 @@ class Backend(Protocol):
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]: ...
 
@@ -105,7 +105,7 @@ class Backend(Protocol):
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]: ...
 

@@ -21,7 +21,6 @@ from perdure.store import (
     AsyncCloseable,
     Capabilities,
     Count,
-    Drivable,
     Due,
     Entry,
     Grant,
@@ -36,6 +35,7 @@ from perdure.store import (
     Refusal,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
     check_entries,
     check_header,
@@ -212,15 +212,15 @@ class StoreShell(AsyncCloseable, Generic[B]):
         limit: int,
         /,
         *,
-        drives: Sequence[Drivable] | None = None,
+        supports: Sequence[SupportedVersions] | None = None,
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Due]:
         """Return up to `limit` runs whose wake time is at or before `now`, earliest first."""
         at, limits = as_utc(now, "now"), queue_limits(queues, check_limit(limit))
         await self._life.ready()
-        if not limits or _is_empty(drives):
+        if not limits or _is_empty(supports):
             return []
-        return await self._backend.due(at, limit, drives, limits)
+        return await self._backend.due(at, limit, supports, limits)
 
     async def claim(
         self,
@@ -229,17 +229,17 @@ class StoreShell(AsyncCloseable, Generic[B]):
         limit: int,
         /,
         *,
-        drives: Sequence[Drivable] | None = None,
+        supports: Sequence[SupportedVersions] | None = None,
         queues: Mapping[str, int] | None = None,
     ) -> Sequence[Grant]:
         """Lease and load up to `limit` runs that are due or orphaned, earliest first."""
         check_id(owner, "owner")
         limits = queue_limits(queues, check_limit(limit))
         await self._life.ready()
-        if not limits or _is_empty(drives):
+        if not limits or _is_empty(supports):
             return []
         return await claim_readable(
-            lambda count, queues: self._backend.claim(owner, ttl, count, drives, queues),
+            lambda count, queues: self._backend.claim(owner, ttl, count, supports, queues),
             limit,
             limits,
             self._postpone,
@@ -412,8 +412,8 @@ def _check_workflow(workflow: str | None) -> str | None:
     return None if workflow is None else check_id(workflow, "workflow")
 
 
-def _is_empty(drives: Sequence[Drivable] | None) -> bool:
-    return drives is not None and not drives
+def _is_empty(supports: Sequence[SupportedVersions] | None) -> bool:
+    return supports is not None and not supports
 
 
 def _refusal(

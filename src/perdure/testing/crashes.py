@@ -24,7 +24,7 @@ from perdure.runtime.run import Run, Wait
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.schedule_workflow import SCHEDULE_WORKFLOW
 from perdure.schedules import Schedule, next_time, timing_of
-from perdure.store import Drivable, Store, require_schedule
+from perdure.store import Store, SupportedVersions, require_schedule
 from perdure.stores.memory import MemoryStore
 from perdure.testing._differences import difference
 from perdure.testing._expected_logs import without_expected_logs
@@ -40,7 +40,7 @@ _MAX_ROUNDS = 1000
 _MAX_RUNS = 10_000
 _MAX_TIME = timedelta(minutes=5)
 _TIMES = 3
-_SCHEDULES = (Drivable(SCHEDULE_WORKFLOW.name, 1, SCHEDULE_WORKFLOW.version),)
+_SCHEDULES = (SupportedVersions(SCHEDULE_WORKFLOW.name, 1, SCHEDULE_WORKFLOW.version),)
 _FOREVER = datetime(9999, 1, 1, tzinfo=UTC)
 _HOWS: tuple[How, How] = ("before", "after")
 
@@ -240,7 +240,7 @@ class _ScheduleTrigger(_Trigger):
         return not (info.next_times or info.buffered)
 
     async def next_time(self, reader: Client) -> datetime | None:
-        due = await require_schedule(reader.store).due(_FOREVER, 1, drives=_SCHEDULES)
+        due = await require_schedule(reader.store).due(_FOREVER, 1, supports=_SCHEDULES)
         return due[0].wake_at if due else None
 
 

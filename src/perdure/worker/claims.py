@@ -13,7 +13,7 @@ from perdure.presence.switches import Switches
 from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.runtime import Runtime
 from perdure.snapshot import workflow_of
-from perdure.store import Drivable, Grant, require_queues, require_schedule
+from perdure.store import Grant, SupportedVersions, require_queues, require_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Claims:
         """After how many seconds queues may have more runs, or `None` if they have none."""
         return None if self._rounds is None else self._rounds.pause
 
-    async def take(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
+    async def take(self, room: int, versions: Sequence[SupportedVersions]) -> list[Turn]:
         """Claim up to `room` runs."""
         queues = self._queues()
         if not queues:
@@ -83,7 +83,7 @@ class Claims:
         finally:
             await rounds.return_unneeded()
 
-    async def _take_both(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
+    async def _take_both(self, room: int, versions: Sequence[SupportedVersions]) -> list[Turn]:
         """Claim runs in no queue and runs of queues."""
         self._are_queues_first = not self._are_queues_first
         # Alternating, so that neither takes all slots while the other waits.
@@ -125,21 +125,25 @@ class Claims:
         self._rounds.paused = self._switches.paused_queues
         return self._rounds
 
-    async def _take_from_queues(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
+    async def _take_from_queues(
+        self, room: int, versions: Sequence[SupportedVersions]
+    ) -> list[Turn]:
         async def claim(limit: int, queues: Mapping[str, int]) -> Sequence[Grant]:
             ttl = self._runtime.lease_ttl
-            return await self._store.claim(self._owner, ttl, limit, drives=versions, queues=queues)
+            return await self._store.claim(
+                self._owner, ttl, limit, supports=versions, queues=queues
+            )
 
         assert self._rounds is not None, "a round has begun"
         turns = await self._rounds.take(room, versions, claim)
         await self._rounds.clean_up()
         return turns
 
-    async def _take_plain(self, room: int, versions: Sequence[Drivable]) -> list[Turn]:
+    async def _take_plain(self, room: int, versions: Sequence[SupportedVersions]) -> list[Turn]:
         if "" not in self.names:
             return []
         ttl = self._runtime.lease_ttl
-        grants = await self._store.claim(self._owner, ttl, room, drives=versions)
+        grants = await self._store.claim(self._owner, ttl, room, supports=versions)
         if self._rounds is None:
             return [Turn(grant) for grant in grants]
         turns = [await self._permit(self._rounds, grant) for grant in grants]

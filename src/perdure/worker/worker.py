@@ -20,10 +20,10 @@ from perdure.presence.switches import Switches
 from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
 from perdure.store import (
-    Drivable,
     LeaseRequest,
     Refusal,
     RunSummary,
+    SupportedVersions,
     can_notify,
     can_search,
     require_lease,
@@ -261,7 +261,7 @@ class Worker:
             return None
 
     @property
-    def _unpaused_versions(self) -> Sequence[Drivable]:
+    def _unpaused_versions(self) -> Sequence[SupportedVersions]:
         versions = self.runtime.registry.all_supported_versions
         if not self._paused_workflows:
             return versions

@@ -23,7 +23,7 @@ from perdure.stores.file.storage import FileStorage
 from perdure.stores.file.wakes import FileWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import VERBS, Crash, check_delete, check_rest_with_delete, survives_crash
@@ -397,9 +397,9 @@ class TestUse:
         await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
         whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
         await store.save("run", whole)
-        assert list(await store.due(clock.now(), 10, drives=drives("old"))) == []
-        assert list(await store.claim("ana", HOUR, 10, drives=drives("old"))) == []
-        assert len(await store.claim("ana", HOUR, 10, drives=drives("new"))) == 1
+        assert list(await store.due(clock.now(), 10, supports=supports("old"))) == []
+        assert list(await store.claim("ana", HOUR, 10, supports=supports("old"))) == []
+        assert len(await store.claim("ana", HOUR, 10, supports=supports("new"))) == 1
 
     async def test_the_file_is_json_that_other_programs_can_read(
         self, store: FileStore, tmp_path: Path

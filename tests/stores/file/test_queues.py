@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import StoreCorrupted, StoreError
 from perdure.filenames import safe_name
-from perdure.store import Drivable, Grant, LeaseRequest, NewRun, Refusal, Rest
+from perdure.store import Grant, LeaseRequest, NewRun, Refusal, Rest, SupportedVersions
 from perdure.stores._documents.records import Wake
 from perdure.stores.file import FileStore
 from perdure.stores.file.layout import RunPaths
@@ -94,8 +94,8 @@ class TestWhatIsRead:
         await store.enqueue([queued(f"new{n}", version=2) for n in range(50)])
         await store.enqueue([queued("old", version=1)])
         read_heads.clear()
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == ["old"]
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == ["old"]
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         assert set(read_heads) == {"old"}
 
     async def test_a_line_with_a_previous_version_is_read_once(
@@ -104,11 +104,11 @@ class TestWhatIsRead:
         """A worker that cannot drive a run does not read it at every poll."""
         await store.enqueue([queued("run")])
         await write_rest(store, await acquire_run(store), Rest("suspended", clock.now(), version=2))
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         read_heads.clear()
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         assert read_heads == []
-        assert await claimed(store, drives=[Drivable("order", 2, 2)]) == ["run"]
+        assert await claimed(store, supports=[SupportedVersions("order", 2, 2)]) == ["run"]
 
     async def test_a_line_that_is_out_of_date_does_not_change_the_order(
         self, store: FileStore, clock: TestClock

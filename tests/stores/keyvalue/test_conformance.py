@@ -26,7 +26,7 @@ from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.wakes import KeyValueWakes
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance, harness
-from perdure.testing.conformance.harness import drives, request_run, send_one, write_rest
+from perdure.testing.conformance.harness import request_run, send_one, supports, write_rest
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import (
@@ -534,9 +534,9 @@ class TestUse:
         await store.enqueue([NewRun("run", "old", as_json(snapshot()))])
         whole = snapshot(status="suspended", wake_at=clock.now(), workflow="new")
         await store.save("run", whole)
-        assert list(await store.due(clock.now(), 10, drives=drives("old"))) == []
-        assert list(await store.claim("ana", HOUR, 10, drives=drives("old"))) == []
-        assert len(await store.claim("ana", HOUR, 10, drives=drives("new"))) == 1
+        assert list(await store.due(clock.now(), 10, supports=supports("old"))) == []
+        assert list(await store.claim("ana", HOUR, 10, supports=supports("old"))) == []
+        assert len(await store.claim("ana", HOUR, 10, supports=supports("new"))) == 1
 
     def test_guarantees_are_declared(self) -> None:
         """Leases are atomic only if the key-value store has compare-and-set."""

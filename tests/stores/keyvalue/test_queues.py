@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import StoreError
 from perdure.filenames import safe_name
 from perdure.keyvalue import MemoryKeyValue
-from perdure.store import Drivable, NewMessage, Rest
+from perdure.store import NewMessage, Rest, SupportedVersions
 from perdure.stores.keyvalue import KeyValueRuns, keyvalue
 from perdure.stores.keyvalue.documents import Documents
 from perdure.stores.keyvalue.queues import QueueNames
@@ -88,8 +88,8 @@ class TestWhatIsRead:
         await store.enqueue([queued(f"new{n}", version=2) for n in range(50)])
         await store.enqueue([queued("old", version=1)])
         kv.read.clear()
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == ["old"]
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == ["old"]
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         assert kv.read_of("run:") == kv.read_of("run:old")
 
     async def test_a_line_with_a_previous_version_is_read_once(
@@ -99,11 +99,11 @@ class TestWhatIsRead:
         await store.enqueue([queued("run")])
         await write_rest(store, await acquire_run(store), Rest("suspended", clock.now(), version=2))
         await clock.advance(timedelta(minutes=2))
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         kv.read.clear()
-        assert await claimed(store, drives=[Drivable("order", 1, 1)]) == []
+        assert await claimed(store, supports=[SupportedVersions("order", 1, 1)]) == []
         assert kv.read_of("run:") == []
-        assert await claimed(store, drives=[Drivable("order", 2, 2)]) == ["run"]
+        assert await claimed(store, supports=[SupportedVersions("order", 2, 2)]) == ["run"]
 
     async def test_a_line_that_is_out_of_date_does_not_change_the_order(
         self, store: KeyValueRuns, clock: TestClock

@@ -14,7 +14,6 @@ import pytest
 from perdure.errors import StoreError, StoreUnavailable, ValueTooLarge
 from perdure.snapshot import Snapshot
 from perdure.store import (
-    Drivable,
     Entry,
     Grant,
     LeaseRequest,
@@ -22,6 +21,7 @@ from perdure.store import (
     Query,
     Refusal,
     Rest,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
@@ -410,8 +410,10 @@ async def test_a_claim_from_many_queues_takes_two_requests(sqld_url: str) -> Non
         queues = [f"emails/{number}" for number in range(100)]
         await store.enqueue([NewRun(queue, "mail", FIRST, queue=queue) for queue in queues])
         counting.requests.clear()
-        drives = [Drivable("mail", 1, 1), Drivable("other", 1, 1)]
-        grants = await store.claim("ana", HOUR, 100, drives=drives, queues=dict.fromkeys(queues, 1))
+        supports = [SupportedVersions("mail", 1, 1), SupportedVersions("other", 1, 1)]
+        grants = await store.claim(
+            "ana", HOUR, 100, supports=supports, queues=dict.fromkeys(queues, 1)
+        )
         assert [grant.lease.id for grant in grants] == queues
         assert len(counting.requests) == 2
 

@@ -11,7 +11,7 @@ from pymongo import monitoring
 
 from perdure.store import Entry, Grant, Lease, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -110,7 +110,7 @@ async def test_a_batch_costs_as_much_as_one_run(store: MongoStore, commands: Com
     assert commands.names()[0] == "update"
     await store._backend._cleanup.finish()
     commands.flush()
-    claimed = await store.claim("bob", HOUR, 200, drives=drives("v", "w"))
+    claimed = await store.claim("bob", HOUR, 200, supports=supports("v", "w"))
     assert len(claimed) == 200
     assert commands.names() == ["find", "update", "find"]
     await store.append([end(grant, 1, Rest("completed", delete=True)) for grant in claimed])
@@ -125,7 +125,7 @@ async def test_a_signalled_run_is_claimed_in_two_round_trips(
     await store.append([end(grant, 1, Rest("waiting", None, ("paid",)))])
     await send_one(store, grant.lease.id, "paid", b"1")
     assert commands.names()[-3:] == ["find", "insert", "findAndModify"]
-    (claimed,) = await store.claim("bob", HOUR, 100, drives=drives("w"))
+    (claimed,) = await store.claim("bob", HOUR, 100, supports=supports("w"))
     assert sorted(commands.names()) == ["find", "find", "findAndModify"]
     (message,) = claimed.inbox
     data = as_json(snapshot("1"))

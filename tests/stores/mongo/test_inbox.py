@@ -11,7 +11,7 @@ from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores.mongo import MongoStore, append, leases, mongo
 from perdure.stores.mongo.inbox import first_messages, inboxes_of
 from perdure.stores.mongo.schedule import find_due
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -51,7 +51,7 @@ async def lease(store: MongoStore) -> Grant:
 
 
 async def claim(store: MongoStore) -> Grant:
-    (grant,) = await store.claim("bob", HOUR, 10, drives=drives("w"))
+    (grant,) = await store.claim("bob", HOUR, 10, supports=supports("w"))
     return grant
 
 

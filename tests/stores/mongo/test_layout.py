@@ -14,7 +14,7 @@ from perdure.errors import StoreError
 from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewMessage, Query, Rest
 from perdure.stores.mongo import MongoStore, layout, mongo
 from perdure.stores.mongo.layout import LAYOUT
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.mongo import ADMIN
 from tests.stores.crashes import Crash
@@ -92,7 +92,7 @@ async def check_upgraded(store: MongoStore, old: Any) -> None:
     parts = ("updatedAt", "workflow", "wakeAt", "tags")
     assert names == {"_id_", *(f"perdure_{part}" for part in parts)}
     assert old["perdure_runs_layout"].find_one() == {"_id": "layout", "number": LAYOUT}
-    (grant,) = await store.claim("ana", HOUR, 10, drives=drives("w"))
+    (grant,) = await store.claim("ana", HOUR, 10, supports=supports("w"))
     assert (grant.lease.id, grant.queue, grant.version) == ("due", "", 0)
     page = await store.search(Query(workflows=("w",), statuses=("completed",)), 10)
     assert [run.id for run in page.runs] == ["over"]

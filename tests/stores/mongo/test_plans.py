@@ -8,7 +8,7 @@ import pytest
 
 from perdure.store import Query
 from perdure.stores.mongo import MongoStore, mongo
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.samples import snapshot
 from tests.servers.process import Server
 from tests.stores.mongo.databases import Sandbox, sandbox_on
@@ -187,7 +187,7 @@ async def test_a_claim_examines_only_what_it_claims(store: MongoStore, crowd: Sa
     """Finding, leasing and reading each cost as much as the claim is large."""
     ttl = timedelta(milliseconds=1)
     with Profile(crowd) as profile:
-        grants = await store.claim("ana", ttl, 20, drives=drives("w1", "w4"))
+        grants = await store.claim("ana", ttl, 20, supports=supports("w1", "w4"))
     assert len(grants) == 20
     assert profile.round_trips == 3
     assert profile.documents <= 60
@@ -202,7 +202,11 @@ async def test_a_claim_of_a_hundred_queues_takes_three_round_trips(
     queues = {f"q/{n:03}": 2 for n in range(1, 201, 2)}
     with Profile(crowd) as profile:
         grants = await store.claim(
-            "ana", timedelta(milliseconds=1), 100, drives=drives(*"abcd", "w1", "w3"), queues=queues
+            "ana",
+            timedelta(milliseconds=1),
+            100,
+            supports=supports(*"abcd", "w1", "w3"),
+            queues=queues,
         )
     assert len(grants) == 80
     assert profile.round_trips == 3
@@ -213,20 +217,20 @@ async def test_a_claim_of_a_hundred_queues_takes_three_round_trips(
 async def test_runs_that_cannot_be_driven_are_not_read(store: MongoStore, crowd: Sandbox) -> None:
     """Those of other workflows are not even examined; versions are skipped in the index."""
     with Profile(crowd) as profile:
-        assert await store.claim("ana", MINUTE, 20, drives=drives("other")) == []
+        assert await store.claim("ana", MINUTE, 20, supports=supports("other")) == []
     assert profile.keys <= 1
     assert profile.documents == 0
-    newer = [drivable.__class__(drivable.workflow, 2, 3) for drivable in drives("w1", "w2")]
+    newer = [supported.__class__(supported.workflow, 2, 3) for supported in supports("w1", "w2")]
     with Profile(crowd) as profile:
-        assert await store.claim("ana", MINUTE, 20, drives=newer) == []
+        assert await store.claim("ana", MINUTE, 20, supports=newer) == []
     assert profile.documents == 0
 
 
 async def test_due_runs_are_read_from_an_index(store: MongoStore, crowd: Sandbox) -> None:
     """Sleeping runs are not examined, even if all workflows are asked for."""
-    for drivable in (None, drives("w1", "w2")):
+    for supported in (None, supports("w1", "w2")):
         with Profile(crowd) as profile:
-            assert len(await store.due(NOW, 20, drives=drivable)) == 20
+            assert len(await store.due(NOW, 20, supports=supported)) == 20
         assert profile.documents <= 20
         assert profile.keys <= 40
         assert not profile.sorted

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Drivable, Query
+from perdure.store import Query, SupportedVersions
 from perdure.stores import mysql
 from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.tags import tag_digest
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from tests.servers.mysql import fresh_database
 from tests.servers.process import Server
 from tests.stores.mysql.kit import query
@@ -129,12 +129,12 @@ async def test_counts_stop_at_the_cap(store: MysqlStore) -> None:
 
 CLAIMS: dict[str, tuple[Callable[[MysqlStore], Awaitable[Any]], int]] = {
     "one workflow": (
-        lambda store: store.due(datetime.now(UTC), 10, drives=drives("workflow 1")),
+        lambda store: store.due(datetime.now(UTC), 10, supports=supports("workflow 1")),
         10,
     ),
     "workflows": (
         lambda store: store.due(
-            datetime.now(UTC), 10, drives=drives(*(f"workflow {n}" for n in range(7)))
+            datetime.now(UTC), 10, supports=supports(*(f"workflow {n}" for n in range(7)))
         ),
         10,
     ),
@@ -142,16 +142,16 @@ CLAIMS: dict[str, tuple[Callable[[MysqlStore], Awaitable[Any]], int]] = {
         lambda store: store.due(
             datetime.now(UTC),
             10,
-            drives=drives("workflow 1", "workflow 2"),
+            supports=supports("workflow 1", "workflow 2"),
             queues={"queue 5": 3, "queue 15": 3},
         ),
         6,
     ),
     "any workflow": (lambda store: store.due(datetime.now(UTC), 10), 10),
-    "claim": (lambda store: store.claim("ana", LONG, 10, drives=drives("workflow 1")), 10),
+    "claim": (lambda store: store.claim("ana", LONG, 10, supports=supports("workflow 1")), 10),
     "claim of any workflow": (lambda store: store.claim("ana", LONG, 10), 10),
     "claim of no known workflow": (
-        lambda store: store.claim("ana", LONG, 10, drives=drives("unknown", "other")),
+        lambda store: store.claim("ana", LONG, 10, supports=supports("unknown", "other")),
         0,
     ),
     "claim of no known queue": (lambda store: store.claim("ana", LONG, 10, queues={"none": 5}), 0),
@@ -169,8 +169,8 @@ async def test_due_runs_are_found_by_the_index(store: MysqlStore, name: str) -> 
 
 async def test_versions_that_cannot_be_driven_are_skipped_in_the_index(store: MysqlStore) -> None:
     """No row is read of the hundreds of runs that are due."""
-    old = [Drivable("workflow 3", 1, 2)]
-    for verb in (store.claim("ana", LONG, 10, drives=old), store.due(datetime.now(UTC), 9)):
+    old = [SupportedVersions("workflow 3", 1, 2)]
+    for verb in (store.claim("ana", LONG, 10, supports=old), store.due(datetime.now(UTC), 9)):
         _, number = await rows_read(store, verb)
         assert number < 500
 

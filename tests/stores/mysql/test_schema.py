@@ -17,7 +17,7 @@ from perdure.stores._migrations import read_migrations
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.schema import Dialect, Tables, dialect_of
 from perdure.stores.mysql.statements import REST
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.proxy import TcpProxy
 from tests.stores.mysql.kit import query
@@ -148,7 +148,7 @@ async def test_a_run_that_an_older_version_creates_is_claimed(mysql_url: str) ->
             "VALUES ('run', %s, 'ördér', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 5)",
             data,
         )
-        [grant] = await store.claim("ana", LONG, 10, drives=drives("ördér"))
+        [grant] = await store.claim("ana", LONG, 10, supports=supports("ördér"))
         assert (grant.queue, grant.version) == ("", 0)
 
 
@@ -290,10 +290,10 @@ class TestPlans:
     async def schedule(self, store: MysqlStore) -> None:
         now = datetime.now(UTC)
         assert len(await store.due(now, 100)) == 100
-        await store.due(now, 100, drives=drives("order", "other"))
+        await store.due(now, 100, supports=supports("order", "other"))
         grants = await store.claim("ana", LONG, 50)
         assert len(grants) == 50
-        assert len(await store.claim("ana", LONG, 50, drives=drives("order"))) == 50
+        assert len(await store.claim("ana", LONG, 50, supports=supports("order"))) == 50
         await store.renew([grant.lease for grant in grants], LONG)
         await store.release([grant.lease for grant in grants])
 

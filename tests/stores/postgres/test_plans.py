@@ -12,7 +12,6 @@ import pytest
 from perdure import codec
 from perdure.snapshot import RunStatus
 from perdure.store import (
-    Drivable,
     Entry,
     Grant,
     LeaseRequest,
@@ -20,11 +19,12 @@ from perdure.store import (
     NewRun,
     Query,
     Rest,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.postgres import fresh_database
 from tests.servers.process import Server
@@ -240,12 +240,15 @@ async def test_a_count_stops_at_the_cap(
 
 
 CLAIMS: dict[str, tuple[dict[str, Any], int]] = {
-    "one workflow": ({"drives": drives("order")}, 10),
-    "two workflows": ({"drives": drives("order", "other")}, 10),
-    "queues": ({"drives": drives("order"), "queues": {"emails/1": 3, "emails/51": 4}}, 7),
+    "one workflow": ({"supports": supports("order")}, 10),
+    "two workflows": ({"supports": supports("order", "other")}, 10),
+    "queues": ({"supports": supports("order"), "queues": {"emails/1": 3, "emails/51": 4}}, 7),
     "any workflow": ({}, 10),
-    "no workflow that is due": ({"drives": drives("absent", "unknown")}, 0),
-    "no version that is due": ({"drives": [Drivable("order", 2, 9), Drivable("other", 3, 3)]}, 0),
+    "no workflow that is due": ({"supports": supports("absent", "unknown")}, 0),
+    "no version that is due": (
+        {"supports": [SupportedVersions("order", 2, 9), SupportedVersions("other", 3, 3)]},
+        0,
+    ),
 }
 
 
@@ -267,10 +270,10 @@ async def test_a_claim_locks_no_more_runs_than_it_takes(
     store: PostgresStore, postgres_url: str
 ) -> None:
     """Another claimant gets the others, although each of two workflows has enough of them."""
-    wanted = drives("order", "other")
+    wanted = supports("order", "other")
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT FROM perdure_runs WHERE wake_at IS NULL FOR UPDATE")
-        claimed = [await store.claim(owner, LONG, 10, drives=wanted) for owner in ("ana", "bob")]
+        claimed = [await store.claim(owner, LONG, 10, supports=wanted) for owner in ("ana", "bob")]
     ids = [int(grant.lease.id.removeprefix("run ")) for grants in claimed for grant in grants]
     assert ids == [n for n in range(1, 100, 2) if n % 10 != 1][:20]
 
@@ -308,10 +311,10 @@ async def list_runs(store: PostgresStore, number: int) -> None:
 async def schedule(store: PostgresStore, number: int) -> None:
     now = datetime.now(UTC)
     assert len(await store.due(now, 100)) == 100
-    await store.due(now, 100, drives=drives("order", "other"))
+    await store.due(now, 100, supports=supports("order", "other"))
     grants = await store.claim("ana", LONG, 50)
     assert len(grants) == 50
-    await store.claim("ana", LONG, 50, drives=drives("order"))
+    await store.claim("ana", LONG, 50, supports=supports("order"))
     await store.renew([grant.lease for grant in grants], LONG)
     await store.release([grant.lease for grant in grants])
 

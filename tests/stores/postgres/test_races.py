@@ -28,7 +28,7 @@ from perdure.store import (
 )
 from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
-from perdure.testing.conformance.harness import drives, send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
@@ -292,13 +292,13 @@ async def test_a_claim_of_settled_runs_is_one_statement(
         return await fetch(statement, *values, repeatable=repeatable)
 
     store._backend._leases._fetch = counted  # type: ignore[assignment]  # counts the statements
-    grants = await store.claim("bob", LONG, 10, drives=drives("order"))
+    grants = await store.claim("bob", LONG, 10, supports=supports("order"))
     assert len(grants) == 5
     assert len(statements) == 1
     await send_one(store, "0", "paid", b"1")
     await store.release([grant.lease for grant in grants])
     statements.clear()
-    again = await store.claim("bob", LONG, 10, drives=drives("order"))
+    again = await store.claim("bob", LONG, 10, supports=supports("order"))
     assert [len(grant.inbox) for grant in again] == [1, 0, 0, 0, 0]
     assert len(statements) == 2
 

@@ -10,11 +10,11 @@ import pytest
 from redis import Redis
 from redis.crc import key_slot
 
-from perdure.store import Count, Drivable, Query, Rest
+from perdure.store import Count, Query, Rest, SupportedVersions
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.redis import RedisStore, redis
 from perdure.stores.redis.keys import SHARDS, Keys, shard_of
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.queues import queued
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.redis import SLOTS, RedisCluster
@@ -164,18 +164,18 @@ async def test_a_claim_examines_only_runs_that_it_can_take(
     filler.fill(version=2)
     filler.fill(100, "other ", "other")
     filler.fill(100, "queued ", queue="emails")
-    old = [Drivable("order", 1, 1), Drivable("missing", 1, 9)]
+    old = [SupportedVersions("order", 1, 1), SupportedVersions("missing", 1, 9)]
     with counted(admin) as calls:
-        assert list(await store.claim("ana", HOUR, 100, drives=old)) == []
-        assert list(await store.due(LATE, 100, drives=old)) == []
+        assert list(await store.claim("ana", HOUR, 100, supports=old)) == []
+        assert list(await store.due(LATE, 100, supports=old)) == []
         assert list(await store.claim("ana", HOUR, 100, queues={"missing": 100})) == []
     assert "zrangebyscore" not in calls
     assert sum(calls.values()) <= 6 * SHARDS
     with counted(admin) as calls:
         grants = await store.claim(
-            "ana", HOUR, 10, drives=drives("order"), queues={"rare": 3, "": 7}
+            "ana", HOUR, 10, supports=supports("order"), queues={"rare": 3, "": 7}
         )
-        due = await store.due(LATE, 10, drives=drives("order"))
+        due = await store.due(LATE, 10, supports=supports("order"))
     assert len(grants) == len(due) == 10
     assert sum(grant.queue == "rare" for grant in grants) == 3
     assert calls["hgetall"] == 10
@@ -186,21 +186,23 @@ async def test_a_claim_from_many_queues_is_one_round_trip(store: RedisStore, adm
     """A hundred queues, several workflows."""
     names = [f"emails/{n}" for n in range(100)]
     await store.enqueue([queued(name, name, f"{n % 5}") for n, name in enumerate(names)])
-    drivable = drives("0", "1", "2", "3")
-    await store.claim("ana", HOUR, 1, drives=drivable)
+    supported = supports("0", "1", "2", "3")
+    await store.claim("ana", HOUR, 1, supports=supported)
     admin.config_resetstat()
-    grants = await store.claim("ana", HOUR, 50, drives=drivable, queues=dict.fromkeys(names, 1))
+    grants = await store.claim("ana", HOUR, 50, supports=supported, queues=dict.fromkeys(names, 1))
     assert len(grants) == 50
     assert admin.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
 
 
 async def test_the_wake_sets_of_a_shard_are_read_at_once(store: RedisStore, admin: Redis) -> None:
-    """However many workflows a worker drives, and queues it serves."""
+    """However many workflows a worker supports, and queues it serves."""
     names = [f"emails/{n}" for n in range(100)]
-    drivable = drives("0", "1", "2", "3")
-    await store.claim("ana", HOUR, 1, drives=drivable)
+    supported = supports("0", "1", "2", "3")
+    await store.claim("ana", HOUR, 1, supports=supported)
     with counted(admin) as calls:
-        await store.claim("ana", HOUR, 50, drives=drivable, queues=dict.fromkeys(["", *names], 1))
+        await store.claim(
+            "ana", HOUR, 50, supports=supported, queues=dict.fromkeys(["", *names], 1)
+        )
     assert calls == {"zrange": SHARDS, "time": 1}
 
 
@@ -209,7 +211,7 @@ async def test_runs_are_claimed_from_a_shard_with_many_wake_sets(store: RedisSto
     many = [queued(f"{n}", f"emails/{n}") for n in range(100 * SHARDS)]
     await store.enqueue([*many, queued("a"), queued("b", workflow="other")])
     grants = await store.claim(
-        "ana", HOUR, 50, drives=drives("order"), queues={"": 9, "emails/7": 9, "emails/8": 9}
+        "ana", HOUR, 50, supports=supports("order"), queues={"": 9, "emails/7": 9, "emails/8": 9}
     )
     assert sorted(grant.lease.id for grant in grants) == ["7", "8", "a"]
 

@@ -21,11 +21,11 @@ import asyncpg
 import pytest
 
 from perdure.snapshot import RunStatus
-from perdure.store import Drivable, Query
+from perdure.store import Query, SupportedVersions
 from perdure.stores import SqlStore
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql.executor import digest
-from perdure.testing.conformance.harness import drives
+from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers import mysql, postgres
 from tests.stores.sql.clients import AiosqliteClient, AsyncmyClient, mysql_options
@@ -50,7 +50,7 @@ def values_of(n: int) -> tuple[object, ...]:
     if n % 4 == 0:
         status, wake_at = "suspended", FAR + n
     elif n % 10 == 1:
-        # Due, but of a version and workflows that no worker drives.
+        # Due, but of a version and workflows that no worker supports.
         status, wake_at, version = "queued", START + n, 9
     elif n % 10 == 2:
         status, wake_at, queue = "queued", START + n, f"keys/{n % 97:02}"
@@ -267,25 +267,28 @@ async def test_a_page_in_the_middle_reads_no_more_than_the_first(meter: Meter) -
 
 async def test_a_claim_reads_only_what_the_worker_drives(meter: Meter) -> None:
     """Runs of other workflows and queues are due earlier."""
-    assert await meter.effort(lambda: claim(meter, drives("absent"), 0)) < FEW
+    assert await meter.effort(lambda: claim(meter, supports("absent"), 0)) < FEW
     queues = {f"keys/{n:02}": 5 for n in range(90)}
-    assert await meter.effort(lambda: claim(meter, drives("absent"), 0, queues)) < FEW
-    assert await meter.effort(lambda: claim(meter, drives("order"), 5, {"keys/05": 5})) < FEW
+    assert await meter.effort(lambda: claim(meter, supports("absent"), 0, queues)) < FEW
+    assert await meter.effort(lambda: claim(meter, supports("order"), 5, {"keys/05": 5})) < FEW
 
 
 async def claim(
     meter: Meter,
-    drivable: Sequence[Drivable],
+    supported: Sequence[SupportedVersions],
     number: int,
     queues: Mapping[str, int] | None = None,
 ) -> None:
-    claimed = await meter.store.claim("ana", LONG, 20, drives=drivable, queues=queues)
+    claimed = await meter.store.claim("ana", LONG, 20, supports=supported, queues=queues)
     assert len(claimed) == number
 
 
 async def test_due_runs_are_read_by_the_index(meter: Meter) -> None:
     async def due() -> None:
-        assert len(await meter.store.due(at(RUNS), 20, drives=[Drivable("order", 9, 9)])) == 20
+        assert (
+            len(await meter.store.due(at(RUNS), 20, supports=[SupportedVersions("order", 9, 9)]))
+            == 20
+        )
         assert len(await meter.store.due(at(RUNS), 20)) == 20
 
     assert await meter.effort(due) < FEW
@@ -293,7 +296,7 @@ async def test_due_runs_are_read_by_the_index(meter: Meter) -> None:
 
 async def test_versions_that_are_not_drivable_are_skipped_in_the_index(meter: Meter) -> None:
     """There are more than a thousand of them."""
-    newest = [Drivable("order", 1, 1)]
+    newest = [SupportedVersions("order", 1, 1)]
     assert await meter.effort(lambda: claim(meter, newest, 0)) < FEW
 
 

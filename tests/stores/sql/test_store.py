@@ -31,10 +31,10 @@ from perdure.stores.sql.client import query
 from perdure.stores.sql.dialects import number_parameters
 from perdure.testing.conformance.harness import (
     acquire_run,
-    drives,
     request_run,
     send_one,
     step,
+    supports,
     write_rest,
 )
 from perdure.testing.conformance.samples import as_json, delta, snapshot
@@ -52,7 +52,7 @@ LONG = timedelta(minutes=5)
 async def run_lifecycle(store: SqlStore) -> None:
     """Take a run through all of its states."""
     await store.enqueue([NewRun("run", "order", as_json(snapshot("a")))])
-    [grant] = await store.claim("ana", LONG, 10, drives=drives("order"))
+    [grant] = await store.claim("ana", LONG, 10, supports=supports("order"))
     epoch = grant.lease.epoch
     assert await send_one(store, "run", "paid", b'"yes"', dedup_id="x") is Delivery.DELIVERED
     assert await send_one(store, "run", "paid", b'"yes"', dedup_id="x") is Delivery.DUPLICATE

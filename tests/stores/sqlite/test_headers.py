@@ -13,7 +13,6 @@ import pytest
 from perdure.errors import InvalidArgument, StoreError
 from perdure.store import (
     Count,
-    Drivable,
     Entry,
     Grant,
     LeaseRequest,
@@ -21,6 +20,7 @@ from perdure.store import (
     NewRun,
     Query,
     Rest,
+    SupportedVersions,
 )
 from perdure.stores._migrations import read_migrations
 from perdure.stores.sqlite import SqliteStore, sqlite
@@ -95,7 +95,7 @@ async def test_old_rows_get_the_defaults(path: Path, old_rows: sqlite3.Connectio
         [run] = (await store.search(Query(statuses=("waiting",), workflows=("mail",)), 10)).runs
         assert (run.queue, run.version, run.tags, run.summary) == ("", 0, (), b"")
         assert (run.created_at, run.wake_at) == (None, datetime(1970, 1, 1, 0, 0, 0, 5, UTC))
-        [grant] = await store.claim("ana", HOUR, 10, drives=[Drivable("mail", 2, 2)])
+        [grant] = await store.claim("ana", HOUR, 10, supports=[SupportedVersions("mail", 2, 2)])
         assert (grant.queue, grant.version, len(grant.inbox)) == ("", 0, 2)
 
 
@@ -207,19 +207,23 @@ async def test_more_workflows_than_sqlite_merges_are_searched_and_claimed(
     page = await store.search(Query(statuses=("queued",)), 400)
     assert sorted(run.id for run in page.runs) == names
     assert [count.count for count in await store.counts(Query(), 10)] == [1] * 300
-    drives = [Drivable(name, 1, 1) for name in names]
-    grants = await store.claim("ana", HOUR, 290, drives=drives)
+    supports = [SupportedVersions(name, 1, 1) for name in names]
+    grants = await store.claim("ana", HOUR, 290, supports=supports)
     assert [grant.lease.id for grant in grants] == names[:290]
 
 
 async def test_versions_of_a_workflow_may_be_several_ranges(store: SqliteStore) -> None:
     """Each run is claimed once, also one without a version and one in two ranges."""
     await store.enqueue([NewRun(f"{n}", "mail", FIRST, version=n) for n in range(7)])
-    drives = [Drivable("mail", 1, 2), Drivable("mail", 5, 5), Drivable("mail", 2, 3)]
-    assert [one.id for one in await store.due(datetime.now(UTC), 4, drives=drives)] == [
+    supports = [
+        SupportedVersions("mail", 1, 2),
+        SupportedVersions("mail", 5, 5),
+        SupportedVersions("mail", 2, 3),
+    ]
+    assert [one.id for one in await store.due(datetime.now(UTC), 4, supports=supports)] == [
         *("0", "1", "2", "3")
     ]
-    grants = await store.claim("ana", HOUR, 10, drives=drives)
+    grants = await store.claim("ana", HOUR, 10, supports=supports)
     assert [grant.version for grant in grants] == [0, 1, 2, 3, 5]
 
 
@@ -243,7 +247,7 @@ async def test_a_claim_replaces_runs_that_others_claimed_in_the_meantime(
             leased: Sequence[LeasedRun] = done.value
             return leased
 
-    claim = verbs.claim("ana", HOUR, 4, [Drivable("mail", 1, 1)], {"": 4})
+    claim = verbs.claim("ana", HOUR, 4, [SupportedVersions("mail", 1, 1)], {"": 4})
     claimed = drive(database, interrupted(claim))
     assert [leased.lease.id for leased in claimed] == ["3", "4", "5"]
     assert others == ["0", "1", "2"]

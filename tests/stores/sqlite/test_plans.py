@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from perdure.store import Drivable, NewMessage, Query
+from perdure.store import NewMessage, Query, SupportedVersions
 from perdure.stores._backend import PruneRequest
 from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.sqlite.connection import drive, execute
@@ -120,14 +120,14 @@ def search(query: Query) -> Call:
     return lambda searches, _: searches.search(query, 20, None)
 
 
-def claim(drives: Sequence[Drivable] | None, *queues: str) -> Call:
+def claim(supports: Sequence[SupportedVersions] | None, *queues: str) -> Call:
     limits = dict.fromkeys(queues, 20)
-    return lambda _, schedule: schedule.claim("ana", HOUR, 20, drives, limits)
+    return lambda _, schedule: schedule.claim("ana", HOUR, 20, supports, limits)
 
 
-def due(drives: Sequence[Drivable] | None, *queues: str) -> Call:
+def due(supports: Sequence[SupportedVersions] | None, *queues: str) -> Call:
     limits = dict.fromkeys(queues, 20)
-    return lambda _, schedule: schedule.due(NOW, 20, drives, limits)
+    return lambda _, schedule: schedule.due(NOW, 20, supports, limits)
 
 
 def prune(workflow: str | None, *tags: str) -> Call:
@@ -135,7 +135,7 @@ def prune(workflow: str | None, *tags: str) -> Call:
     return lambda searches, _: searches.prune(request)
 
 
-TEN = [Drivable(f"workflow {number}", 1, 2) for number in range(10)]
+TEN = [SupportedVersions(f"workflow {number}", 1, 2) for number in range(10)]
 ALL_QUEUES = ["", *(f"queue {number}" for number in range(10))]
 ID, LIST, STATUS, DUE = "sqlite_autoindex_runs_1", "runs_list", "runs_status", "runs_due"
 
@@ -174,7 +174,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     "claim": (claim(TEN, ""), DUE),
     "claim from queues": (claim(TEN, *ALL_QUEUES), DUE),
     "claim of any workflow": (claim(None, "", "queue 3"), DUE),
-    "claim of nothing drivable": (claim([Drivable("other", 1, 9)], *ALL_QUEUES), DUE),
+    "claim of nothing supported": (claim([SupportedVersions("other", 1, 9)], *ALL_QUEUES), DUE),
     "due": (due(TEN, ""), DUE),
     "due in queues": (due(TEN, *ALL_QUEUES), DUE),
     "due of any workflow": (due(None, ""), DUE),
@@ -205,14 +205,14 @@ def test_the_work_does_not_grow_with_the_number_of_runs(
 
 def test_versions_that_cannot_be_driven_are_skipped_inside_the_index(many: Recorder) -> None:
     """A due run costs a few instructions; its row, with the snapshot, is not read."""
-    drives = [Drivable("workflow 3", 9, 9)]
-    unbound = many.run(claim(drives, ""))
+    supports = [SupportedVersions("workflow 3", 9, 9)]
+    unbound = many.run(claim(supports, ""))
     assert {leased.version for leased in unbound} == {0}
     runs = "SELECT count(*) FROM runs WHERE workflow = 'workflow 3' AND queue = ''"
     [(number,)] = many.connection.execute(runs).fetchall()
     many.connection.execute("UPDATE runs SET version = 3 WHERE workflow = 'workflow 3'")
     try:
-        assert many.run(claim(drives, "")) == []
+        assert many.run(claim(supports, "")) == []
     finally:
         many.connection.execute("UPDATE runs SET version = id % 3 WHERE workflow = 'workflow 3'")
     assert many.steps < 30 * number

@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import Perdure
 def test_info_says_what_the_store_is(perdure: Perdure) -> None:
     lines = perdure("store", "info").stdout.splitlines()
     assert lines[0] == "sqlite:///shop.db (sqlite)"
-    assert "One process at a time drives a run." in lines
+    assert "One process at a time executes a run." in lines
 
 
 def test_a_healthy_store_prints_nothing(perdure: Perdure) -> None:

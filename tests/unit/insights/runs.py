@@ -7,7 +7,7 @@ from typing import Any
 from perdure import Err, Retry, Runtime, Step, workflow
 from perdure.presence import WorkerPresence
 from perdure.presence.documents import write_worker
-from perdure.store import Drivable, SearchStore
+from perdure.store import SearchStore, SupportedVersions
 from perdure.testing import TestClock
 
 
@@ -85,7 +85,7 @@ async def live_worker(
 ) -> None:
     """Write the heartbeat of a worker that knows version 1 of orders."""
     known: Mapping[str, Any] = {
-        "workflows": (Drivable("order", 1, 1),),
+        "workflows": (SupportedVersions("order", 1, 1),),
         "slots": 10,
         "started_at": now,
         "seen_at": now,

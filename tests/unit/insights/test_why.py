@@ -12,7 +12,7 @@ from perdure.insights.model import Why
 from perdure.operations import Operations
 from perdure.presence import Throughput, WorkflowSwitch, set_switch
 from perdure.presence.documents import write_throughput
-from perdure.store import Drivable, LeaseRequest, NewRun
+from perdure.store import LeaseRequest, NewRun, SupportedVersions
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
 from tests.unit.insights.runs import live_worker, order, run_order
@@ -236,14 +236,14 @@ async def test_no_worker(store: MemoryStore, clock: TestClock) -> None:
 
 async def test_no_worker_knows_the_workflow(store: MemoryStore, clock: TestClock) -> None:
     await enqueue(store)
-    await live_worker(store, clock.now(), workflows=(Drivable("other", 1, 1),))
+    await live_worker(store, clock.now(), workflows=(SupportedVersions("other", 1, 1),))
     answer = await ask(store, clock)
     assert answer.sentence == 'Due for 0 ms. No live worker knows workflow "order".'
 
 
 async def test_a_misspelled_workflow_is_pointed_out(store: MemoryStore, clock: TestClock) -> None:
     await enqueue(store)
-    await live_worker(store, clock.now(), workflows=(Drivable("orders", 1, 1),))
+    await live_worker(store, clock.now(), workflows=(SupportedVersions("orders", 1, 1),))
     answer = await ask(store, clock)
     assert answer.sentence.endswith("""knows workflow "order"; did you mean 'orders'?""")
 
@@ -251,7 +251,7 @@ async def test_a_misspelled_workflow_is_pointed_out(store: MemoryStore, clock: T
 async def test_no_worker_knows_the_version(store: MemoryStore, clock: TestClock) -> None:
     await enqueue(store, version=3)
     await live_worker(store, clock.now())
-    await live_worker(store, clock.now(), "w-2", workflows=(Drivable("order", 1, 2),))
+    await live_worker(store, clock.now(), "w-2", workflows=(SupportedVersions("order", 1, 2),))
     answer = await ask(store, clock)
     assert answer.sentence == (
         'Due for 0 ms. No live worker knows workflow "order" version 3 '

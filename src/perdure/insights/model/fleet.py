@@ -11,7 +11,7 @@ from perdure.insights.model.steps import InFlight
 
 
 class WorkflowVersions(msgspec.Struct, frozen=True):
-    """A workflow that a worker drives, with its first and last version."""
+    """A workflow that a worker supports, with its first and last version."""
 
     workflow: str
     first: int

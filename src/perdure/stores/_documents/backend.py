@@ -8,7 +8,6 @@ from perdure.clock import Clock, check_clock
 from perdure.snapshot import Snapshot
 from perdure.store import (
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -21,6 +20,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
@@ -94,21 +94,23 @@ class DocumentBackend(Generic[H]):
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Due]:
         at = to_microseconds(now)
-        return await self._execute(self._runs.due, at, limit, drives, queues, self._now())
+        return await self._execute(self._runs.due, at, limit, supports, queues, self._now())
 
     async def claim(
         self,
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Granted]:
-        return await self._execute(self._runs.claim, owner, ttl, limit, drives, queues, self._now())
+        return await self._execute(
+            self._runs.claim, owner, ttl, limit, supports, queues, self._now()
+        )
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> list[str]:
         at = to_microseconds(now)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
-from perdure.store import Drivable, Due
+from perdure.store import Due, SupportedVersions
 from perdure.stores._documents.due import DueSearch, Planner, wake_time
 from perdure.stores._documents.leases import DocumentLeases, after
 from perdure.stores._documents.records import H, Wake
@@ -23,13 +23,13 @@ class DocumentClaims(DocumentLeases[H]):
         self,
         at: int,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
         now: int,
     ) -> list[Due]:
         """Return the runs that need a worker at time `at`, earliest first."""
         async with self.wakes.gate():
-            wakes = await self._search(drives, queues, at, now).next(limit, queues)
+            wakes = await self._search(supports, queues, at, now).next(limit, queues)
         return [Due(self.public_id(wake.id), from_microseconds(wake.at)) for wake in wakes]
 
     async def queues(self, at: int, limit: int, low: str, high: str | None, now: int) -> list[str]:
@@ -52,12 +52,12 @@ class DocumentClaims(DocumentLeases[H]):
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
         now: int,
     ) -> list[Granted]:
         """Lease and load runs that need a worker, earliest first."""
-        search = self._search(drives, queues, now, now)
+        search = self._search(supports, queues, now, now)
         end = after(now, ttl)
         grants: list[Granted] = []
         quotas = dict(queues)
@@ -87,6 +87,6 @@ class DocumentClaims(DocumentLeases[H]):
             return await self._grant(run, head, owner, ttl, now)
 
     def _search(
-        self, drives: Sequence[Drivable] | None, queues: Iterable[str], at: int, now: int
+        self, supports: Sequence[SupportedVersions] | None, queues: Iterable[str], at: int, now: int
     ) -> DueSearch[H]:
-        return DueSearch(self.storage, self._planner, self.prefix, drives, queues, at, now)
+        return DueSearch(self.storage, self._planner, self.prefix, supports, queues, at, now)

@@ -9,7 +9,7 @@ from typing import Generic
 import msgspec
 
 from perdure.errors import StoreCorrupted
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 from perdure.stores._documents.records import H, Wake
 from perdure.stores._documents.runs import unconsumed_messages
 from perdure.stores._documents.storage import Scan, Storage, StoredRun
@@ -71,7 +71,7 @@ class DueSearch(Generic[H]):
     """The runs of some queues that need a worker at a given time, earliest first.
 
     A line only says where to look: the run's head says when it needs a worker. Lines of workflows
-    and versions that are not drivable are skipped, so that their runs are not read.
+    and versions that are not supported are skipped, so that their runs are not read.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DueSearch(Generic[H]):
         storage: Storage[H],
         planner: Planner[H],
         prefix: str,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Iterable[str],
         at: int,
         now: int,
@@ -88,7 +88,7 @@ class DueSearch(Generic[H]):
         self._planner = planner
         self._latest = max(at, now)
         self._now = now
-        runs = _Filter(prefix, drives)
+        runs = _Filter(prefix, supports)
         self._queues = {
             queue: _QueueSearch(queue, storage.wakes.scan(queue, at, now, runs.accepts), runs, at)
             for queue in queues
@@ -207,12 +207,12 @@ class _QueueSearch:
 class _Filter:
     """Selects the runs that have the store's prefix and that the worker can drive."""
 
-    def __init__(self, prefix: str, drives: Sequence[Drivable] | None) -> None:
+    def __init__(self, prefix: str, supports: Sequence[SupportedVersions] | None) -> None:
         self._prefix = prefix
-        self._versions: dict[str | None, list[Drivable]] | None = None
-        if drives is not None:
+        self._versions: dict[str | None, list[SupportedVersions]] | None = None
+        if supports is not None:
             self._versions = {}
-            for each in drives:
+            for each in supports:
                 self._versions.setdefault(each.workflow, []).append(each)
 
     def accepts(self, wake: Wake) -> bool:
@@ -220,10 +220,12 @@ class _Filter:
             return False
         if self._versions is None:
             return True
-        drivable = self._versions.get(wake.workflow)
-        if drivable is None:
+        supported = self._versions.get(wake.workflow)
+        if supported is None:
             return False
-        return not wake.version or any(each.first <= wake.version <= each.last for each in drivable)
+        return not wake.version or any(
+            each.first <= wake.version <= each.last for each in supported
+        )
 
 
 async def wake_time(run: StoredRun[H], head: H) -> int | None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import MAX_VALUE_SIZE, Capabilities, Drivable
+from perdure.store import MAX_VALUE_SIZE, Capabilities, SupportedVersions
 from perdure.stores._reading import Granted
 from perdure.stores._shell import TransactionShell
 from perdure.stores.libsql.hrana import StatementError
@@ -106,12 +106,12 @@ class ServerBackend(SqliteSchemaBackend):
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         while True:
             try:
-                return await super().claim(owner, ttl, limit, drives, queues)
+                return await super().claim(owner, ttl, limit, supports, queues)
             except StatementError as error:
                 if not is_too_large(error):
                     raise
@@ -120,7 +120,7 @@ class ServerBackend(SqliteSchemaBackend):
             # The runs are too large for one response.
             limit //= 2
         # A single snapshot always fits; its journal and inbox are then read in pages.
-        verb = partial(self._leases.claim, owner, ttl, limit, drives, queues, separately=True)
+        verb = partial(self._leases.claim, owner, ttl, limit, supports, queues, separately=True)
         return await self._claim(verb)
 
     async def _write(

@@ -15,7 +15,6 @@ from perdure.store import (
     INBOX_PAGE,
     Count,
     Delivery,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -29,6 +28,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
@@ -115,11 +115,11 @@ class MemoryBackend:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]:
         """Return due runs from the index."""
-        runs = self.runs.index.due(now, limit, drives, queues, self.prefix)
+        runs = self.runs.index.due(now, limit, supports, queues, self.prefix)
         return [Due(self._id(run), run.wake_at) for run in runs if run.wake_at is not None]
 
     async def claim(
@@ -127,12 +127,12 @@ class MemoryBackend:
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         """Lease due runs from the index."""
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, drives, queues, self.prefix)
+        runs = self.runs.index.due(now, limit, supports, queues, self.prefix)
         return [self._grant(run, owner, now, ttl, is_abandoned=True) for run in runs]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -57,14 +57,14 @@ class DueIndex(Generic[R]):
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
         prefix: str,
     ) -> list[R]:
         """Return up to `limit` due runs whose ids begin with the prefix, earliest first."""
         due: list[list[R]] = []
         for queue, most in queues.items():
-            runs = self._due_in(queue, now, drives)
+            runs = self._due_in(queue, now, supports)
             due.append([*islice((run for run in runs if run.id.startswith(prefix)), most)])
         return [*islice(merge(*due, key=_wake_time), limit)]
 
@@ -76,10 +76,12 @@ class DueIndex(Generic[R]):
             if any(run.id.startswith(prefix) for run in self._due_in(queue, now, None))
         )
 
-    def _due_in(self, queue: str, now: datetime, drives: Sequence[Drivable] | None) -> Iterator[R]:
+    def _due_in(
+        self, queue: str, now: datetime, supports: Sequence[SupportedVersions] | None
+    ) -> Iterator[R]:
         """Yield the due runs of a queue, earliest first; they stay in the index."""
         heaps = self._queues.get(queue, {})
-        drivable_heaps = [heap for key, heap in heaps.items() if _is_drivable(*key, drives)]
+        drivable_heaps = [heap for key, heap in heaps.items() if _is_drivable(*key, supports)]
         popped_runs: list[R] = []
         try:
             while (heap := _earliest(drivable_heaps, now)) is not None:
@@ -134,9 +136,11 @@ def _wake_time(run: IndexedRun) -> datetime:
     return run.wake_at
 
 
-def _is_drivable(workflow: str | None, version: int, drives: Sequence[Drivable] | None) -> bool:
-    return drives is None or any(
-        drivable.workflow == workflow
-        and (not version or drivable.first <= version <= drivable.last)
-        for drivable in drives
+def _is_drivable(
+    workflow: str | None, version: int, supports: Sequence[SupportedVersions] | None
+) -> bool:
+    return supports is None or any(
+        supported.workflow == workflow
+        and (not version or supported.first <= version <= supported.last)
+        for supported in supports
     )

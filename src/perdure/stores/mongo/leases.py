@@ -9,7 +9,7 @@ from bson.objectid import ObjectId
 from pymongo.errors import PyMongoError
 
 from perdure import codec
-from perdure.store import Drivable, Due, Grant, Lease, LeaseRequest, Message, NewRun
+from perdure.store import Due, Grant, Lease, LeaseRequest, Message, NewRun, SupportedVersions
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted
 from perdure.stores._timestamps import to_microseconds
@@ -227,12 +227,12 @@ class Leases:
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Granted]:
         """Lease and load runs that are due, earliest first."""
         for _ in range(_MAX_ATTEMPTS):
-            due = await find_due(db, self._prefix, limit, drives, queues, fields=_STATE)
+            due = await find_due(db, self._prefix, limit, supports, queues, fields=_STATE)
             if not due:
                 break
             due_runs = {run["_id"]: run for run in due}
@@ -275,11 +275,11 @@ class Leases:
         db: Collections,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return the runs without a live lease whose wake time is at or before `now`."""
-        runs = await find_due(db, self._prefix, limit, drives, queues, is_due_at(now))
+        runs = await find_due(db, self._prefix, limit, supports, queues, is_due_at(now))
         times = ((run["_id"][len(self._prefix) :], wake_time(run)) for run in runs)
         return [Due(id, at) for id, at in times if at is not None]
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 from perdure.stores.mongo.schema import DUE_INDEX, Collections, aggregate_all
 from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
@@ -30,7 +30,7 @@ async def find_due(
     db: Collections,
     prefix: str,
     limit: int,
-    drives: Sequence[Drivable] | None,
+    supports: Sequence[SupportedVersions] | None,
     queues: Mapping[str, int],
     is_due: Document = IS_DUE,
     *,
@@ -40,15 +40,15 @@ async def find_due(
 
     `queues` limits how many runs of each queue are returned.
     """
-    if drives is None:
-        drivable = [*_any_of(await _scheduled_workflows(db, queues))]
+    if supports is None:
+        supported = [*_any_of(await _scheduled_workflows(db, queues))]
     else:
-        drivable = [*_drivable(drives)]
+        supported = [*_supported(supports)]
     mine = {**is_due, **has_prefix(prefix)}
     searches = [
         ({"queue": queue, **each, **mine}, min(most, limit))
         for queue, most in queues.items()
-        for each in drivable
+        for each in supported
     ]
     if len(searches) == 1:
         return await _find_first(db, *searches[0], fields)
@@ -77,11 +77,11 @@ def _earliest(runs: Iterable[Any], limit: int, queues: Mapping[str, int]) -> lis
     return [*earliest.values()]
 
 
-def _drivable(drives: Sequence[Drivable]) -> Iterator[Document]:
+def _supported(supports: Sequence[SupportedVersions]) -> Iterator[Document]:
     """Yield conditions for the workflows, grouped by equal versions."""
     by_versions: dict[tuple[int, int], list[str | None]] = {}
-    for drivable in drives:
-        by_versions.setdefault((drivable.first, drivable.last), []).append(drivable.workflow)
+    for supported in supports:
+        by_versions.setdefault((supported.first, supported.last), []).append(supported.workflow)
     for (first, last), workflows in by_versions.items():
         for any_of in _any_of(workflows):
             yield {**any_of, **_has_version(first, last)}

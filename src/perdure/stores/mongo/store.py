@@ -7,7 +7,6 @@ from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -20,6 +19,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
@@ -112,22 +112,22 @@ class _Backend:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]:
         with self._connection.use() as db:
-            return await self._leases.due(db, now, limit, drives, queues)
+            return await self._leases.due(db, now, limit, supports, queues)
 
     async def claim(
         self,
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         with self._connection.use() as db:
-            return await self._leases.claim(db, owner, ttl, limit, drives, queues)
+            return await self._leases.claim(db, owner, ttl, limit, supports, queues)
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
         with self._connection.use() as db:

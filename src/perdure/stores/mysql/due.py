@@ -10,7 +10,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import NamedTuple
 
-from perdure.store import Drivable, Due
+from perdure.store import Due, SupportedVersions
 from perdure.stores.mysql.database import Database
 from perdure.stores.mysql.literals import Rows, Statement, read_datetime
 from perdure.stores.mysql.statements import Conditions, Statements
@@ -98,26 +98,26 @@ class DueRuns:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return up to `limit` runs that are due, earliest first."""
-        runs, _ = await self._earliest(now, limit, drives, queues)
+        runs, _ = await self._earliest(now, limit, supports, queues)
         return [Due(run.key.removeprefix(self._prefix), run.wake_at) for run in runs]
 
     async def claims(
-        self, limit: int, drives: Sequence[Drivable] | None, queues: Mapping[str, int]
+        self, limit: int, supports: Sequence[SupportedVersions] | None, queues: Mapping[str, int]
     ) -> list[Statement]:
         """Return the statements that lock the earliest due runs, at most `limit` in total.
 
         The earliest runs over all ranges decide how many to lock in each. Locking up to the limit
         in every range would hide runs from other claimants that this claim then does not take.
         """
-        versions = _versions_by_lane(drives)
+        versions = _versions_by_lane(supports)
         if versions is not None and len(versions) == len(queues) == 1:
             [lane], [(queue, most)] = versions, queues.items()
             return [self._claim(Range(queue, lane, versions[lane], min(most, limit)))]
-        runs, ranges = await self._earliest(NOW, limit, drives, queues)
+        runs, ranges = await self._earliest(NOW, limit, supports, queues)
         numbers = Counter(run.place for run in runs)
         return [self._claim(ranges[place]._replace(most=numbers[place])) for place in numbers]
 
@@ -155,7 +155,7 @@ class DueRuns:
         self,
         now: datetime | Statement,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> tuple[list[DueRun], list[Range]]:
         """Return the earliest due runs, and the ranges that their indexes refer to.
@@ -163,7 +163,7 @@ class DueRuns:
         The ranges are read in the order of their earliest wake times, until the remaining ones
         cannot contain an earlier run.
         """
-        ranges, heads = await self._ranges(now, drives, queues)
+        ranges, heads = await self._ranges(now, supports, queues)
         runs: list[DueRun] = []
         for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
             if len(runs) == limit and runs[-1].wake_at <= heads[start]:
@@ -185,11 +185,11 @@ class DueRuns:
     async def _ranges(
         self,
         now: datetime | Statement,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> tuple[list[Range], list[datetime]]:
         """Return the ranges whose earliest wake time has passed, by that time, with the times."""
-        versions = _versions_by_lane(drives)
+        versions = _versions_by_lane(supports)
         within = Conditions()
         within.add(_IN_QUEUES, [*queues])
         if versions is not None:
@@ -221,13 +221,15 @@ class DueRuns:
         return self._statements.all(conditions)
 
 
-def _versions_by_lane(drives: Sequence[Drivable] | None) -> dict[bytes, _Versions] | None:
-    if drives is None:
+def _versions_by_lane(
+    supports: Sequence[SupportedVersions] | None,
+) -> dict[bytes, _Versions] | None:
+    if supports is None:
         return None
     versions: dict[bytes, list[tuple[int, int]]] = {}
-    for drivable in drives:
-        lane = lane_of(drivable.workflow)
-        versions.setdefault(lane, []).append((drivable.first, drivable.last))
+    for supported in supports:
+        lane = lane_of(supported.workflow)
+        versions.setdefault(lane, []).append((supported.first, supported.last))
     return {**versions}
 
 

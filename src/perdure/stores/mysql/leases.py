@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.store import INBOX_PAGE, Drivable, Grant, Lease, LeaseRequest, Message
+from perdure.store import INBOX_PAGE, Grant, Lease, LeaseRequest, Message, SupportedVersions
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._timestamps import from_microseconds, to_microseconds
@@ -104,11 +104,11 @@ class Leases:
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
-        statements = await self.due.claims(limit, drives, queues)
+        statements = await self.due.claims(limit, supports, queues)
         if not statements:
             return []
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 from perdure.stores.postgres.statements import compose
 
 _NEWEST_VERSION = 2**63 - 1
@@ -176,13 +176,13 @@ class DueRange(NamedTuple):
     most: int
 
 
-def ranges_of(drives: Sequence[Drivable], queues: Mapping[str, int]) -> list[DueRange]:
+def ranges_of(supports: Sequence[SupportedVersions], queues: Mapping[str, int]) -> list[DueRange]:
     """Return the ranges of the runs in these queues that a worker can drive."""
     versions: dict[str, list[tuple[int, int]]] = {}
-    for drivable in drives:
-        first, last = max(drivable.first, 0), min(drivable.last, _NEWEST_VERSION)
-        # Every Drivable of a workflow includes version 0.
-        versions.setdefault(drivable.workflow, [(0, 0)]).append((first, last))
+    for supported in supports:
+        first, last = max(supported.first, 0), min(supported.last, _NEWEST_VERSION)
+        # Every SupportedVersions of a workflow includes version 0.
+        versions.setdefault(supported.workflow, [(0, 0)]).append((first, last))
     by_workflow = [
         (workflow, first, last)
         for workflow, ranges in versions.items()

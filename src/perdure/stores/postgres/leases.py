@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from perdure import codec
-from perdure.store import Drivable, Due, Grant, Lease, LeaseRequest
+from perdure.store import Due, Grant, Lease, LeaseRequest, SupportedVersions
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._timestamps import from_microseconds
@@ -71,11 +71,11 @@ class Leases:
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
-        ranges = await self._ranges(drives, queues)
+        ranges = await self._ranges(supports, queues)
         if not ranges:
             return []
         template, values = CLAIM_ONE, [*ranges[0]]
@@ -89,11 +89,11 @@ class Leases:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return up to `limit` runs that are due, earliest first."""
-        ranges = await self._ranges(drives, queues)
+        ranges = await self._ranges(supports, queues)
         if not ranges:
             return []
         columns = zip(*ranges, strict=True)
@@ -112,10 +112,10 @@ class Leases:
         return [queue for (queue,) in rows]
 
     async def _ranges(
-        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int]
+        self, supports: Sequence[SupportedVersions] | None, queues: Mapping[str, int]
     ) -> list[DueRange]:
-        if drives is not None:
-            return ranges_of(drives, queues)
+        if supports is not None:
+            return ranges_of(supports, queues)
         pairs = await self._fetch(self._statements.sql(WORKFLOWS_OF_QUEUES), list(queues))
         return every_range([(queue, workflow) for queue, workflow in pairs], queues)
 

@@ -11,7 +11,6 @@ from perdure.errors import InvalidArgument, StoreError
 from perdure.snapshot import Snapshot
 from perdure.store import (
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -24,6 +23,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
@@ -239,22 +239,22 @@ class PostgresBackend:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]:
         """Return the due runs in the order of the index."""
-        return await self._leases.due(now, limit, drives, queues)
+        return await self._leases.due(now, limit, supports, queues)
 
     async def claim(
         self,
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
         """Lease due runs, skipping those that are locked."""
-        return await self._leases.claim(owner, ttl, limit, drives, queues)
+        return await self._leases.claim(owner, ttl, limit, supports, queues)
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
         """Return queues in the order of the index."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from perdure.errors import StoreUnavailable
-from perdure.store import Drivable
+from perdure.store import SupportedVersions
 from perdure.stores.redis import scripts
 from perdure.stores.redis.keys import SHARDS, shard_of
 from perdure.stores.redis.node import Value
@@ -46,7 +46,7 @@ class _RunFilter(NamedTuple):
     shards: Sequence[int]
     limit: int
     queues: Mapping[str, int]
-    drives: Mapping[str, Sequence[tuple[int, int]]] | None
+    supports: Mapping[str, Sequence[tuple[int, int]]] | None
 
 
 class Claims:
@@ -59,11 +59,11 @@ class Claims:
         self,
         now: int,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[DueRun]:
         """Return due runs, earliest first."""
-        parts = self._due(_RunFilter((), limit, queues, _ranges(drives)), now)
+        parts = self._due(_RunFilter((), limit, queues, _ranges(supports)), now)
         return _earliest(await _concatenate(parts), limit, queues)
 
     async def claim(
@@ -71,11 +71,11 @@ class Claims:
         owner: str,
         ttl: int,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[ClaimedRun]:
         """Return the replies with the grants of due runs, earliest first."""
-        run_filter = _RunFilter(self._runs.groups[0], limit, queues, _ranges(drives))
+        run_filter = _RunFilter(self._runs.groups[0], limit, queues, _ranges(supports))
         shares = await self._shares(run_filter) if self._runs.is_sharded else [run_filter]
         claims = [
             self._collect(scripts.CLAIM, share, read_claimed_run, owner, ttl, repeatable=False)
@@ -136,7 +136,7 @@ class Claims:
         for run in due:
             shares.setdefault(shard_of(run.id), Counter())[run.queue] += 1
         return [
-            _RunFilter((shard,), queues.total(), queues, run_filter.drives)
+            _RunFilter((shard,), queues.total(), queues, run_filter.supports)
             for shard, queues in shares.items()
         ]
 
@@ -160,7 +160,7 @@ class Claims:
         runs: list[Q] = []
         mark, quotas = _START, run_filter.queues
         while len(runs) < run_filter.limit and quotas:
-            request = _request(quotas, run_filter.drives)
+            request = _request(quotas, run_filter.supports)
             head = (run_filter.limit - len(runs), self._runs.prefix, *mark, request)
             [(stop, some)] = await self._runs.server.run(
                 script, [Call(keys, (*head, *values))], repeatable=repeatable
@@ -175,22 +175,22 @@ class Claims:
 
 
 def _ranges(
-    drives: Sequence[Drivable] | None,
+    supports: Sequence[SupportedVersions] | None,
 ) -> Mapping[str, Sequence[tuple[int, int]]] | None:
     """Return ranges of versions by workflow."""
-    if drives is None:
+    if supports is None:
         return None
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for drivable in drives:
-        workflow = workflow_argument(drivable.workflow)
-        ranges.setdefault(workflow, []).append((drivable.first, drivable.last))
+    for supported in supports:
+        workflow = workflow_argument(supported.workflow)
+        ranges.setdefault(workflow, []).append((supported.first, supported.last))
     return ranges
 
 
 def _request(
-    queues: Mapping[str, int], drives: Mapping[str, Sequence[tuple[int, int]]] | None
+    queues: Mapping[str, int], supports: Mapping[str, Sequence[tuple[int, int]]] | None
 ) -> bytes:
-    return to_json(without_none({"queues": [*queues.items()], "drives": drives}))
+    return to_json(without_none({"queues": [*queues.items()], "supports": supports}))
 
 
 def _earliest(runs: Sequence[DueRun], limit: int, queues: Mapping[str, int]) -> Sequence[DueRun]:

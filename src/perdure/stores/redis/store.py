@@ -11,7 +11,6 @@ from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -24,6 +23,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
@@ -151,10 +151,10 @@ class _Backend:
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]:
-        due = await self._claims.due(to_microseconds(now), limit, drives, queues)
+        due = await self._claims.due(to_microseconds(now), limit, supports, queues)
         return [as_due(run, self._prefix) for run in due]
 
     async def claim(
@@ -162,10 +162,10 @@ class _Backend:
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        runs = await self._claims.claim(owner, ttl // _MICROSECOND, limit, drives, queues)
+        runs = await self._claims.claim(owner, ttl // _MICROSECOND, limit, supports, queues)
         return [existing_grant(run.reply, self._prefix, owner) for run in runs]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from perdure.store import Drivable, Due, NewRun
+from perdure.store import Due, NewRun, SupportedVersions
 from perdure.stores._reading import Granted
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sql import search_statements as search
@@ -57,11 +57,11 @@ class Schedule(Leases):
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return the unowned runs whose wake time is at or before `now`, earliest first."""
-        rows = await self._due(to_microseconds(now, "now"), limit, drives, queues)
+        rows = await self._due(to_microseconds(now, "now"), limit, supports, queues)
         return [Due(self._id(key), from_microseconds(wake_at)) for wake_at, key, _ in rows]
 
     async def claim(
@@ -69,12 +69,12 @@ class Schedule(Leases):
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[Granted]:
         """Return up to `limit` grants of runs that are due, earliest first."""
         grants: dict[str, Granted] = {}
-        due = await self._due(None, limit, drives, queues)
+        due = await self._due(None, limit, supports, queues)
         for chunk in chunks(due):
             ticket = self._new_ticket()
             keys = sorted(key for _, key, _ in chunk)
@@ -102,14 +102,14 @@ class Schedule(Leases):
         self,
         now: int | None,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> list[tuple[Any, ...]]:
         """Return wake time, key and queue of runs that are due at `now`, by default at present."""
-        if drives is None:
+        if supports is None:
             ranges = await self._all_ranges(queues)
         else:
-            ranges = self._drivable(drives, queues)
+            ranges = self._supported(supports, queues)
         # A run that is due at present is unowned or orphaned.
         rows = await self._due_in(ranges, now, "" if now is None else search.NOT_LEASED)
         return _earliest(rows, limit, queues)
@@ -139,13 +139,15 @@ class Schedule(Leases):
         values = (queue, queue, *kinds, range.first, range.last, now, *prefix.values, range.most)
         return search.DUE % (of_kind, f"{condition} AND {prefix.sql}"), values
 
-    def _drivable(self, drives: Sequence[Drivable], queues: Mapping[str, int]) -> Sequence[_Range]:
+    def _supported(
+        self, supports: Sequence[SupportedVersions], queues: Mapping[str, int]
+    ) -> Sequence[_Range]:
         """Return the ranges of the runs that a worker can drive."""
         versions: dict[str, list[tuple[int, int]]] = {}
-        for drivable in drives:
-            # Every Drivable of a workflow includes version 0.
-            versions.setdefault(self._kind(drivable.workflow), [(0, 0)]).append(
-                (drivable.first, drivable.last)
+        for supported in supports:
+            # Every SupportedVersions of a workflow includes version 0.
+            versions.setdefault(self._kind(supported.workflow), [(0, 0)]).append(
+                (supported.first, supported.last)
             )
         return [
             _Range(queue, kind, first, last, most)

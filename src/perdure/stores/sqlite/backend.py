@@ -10,7 +10,6 @@ from perdure import codec
 from perdure.snapshot import Snapshot
 from perdure.store import (
     Count,
-    Drivable,
     Due,
     Entry,
     Lease,
@@ -23,6 +22,7 @@ from perdure.store import (
     Rest,
     RunSummary,
     Stats,
+    SupportedVersions,
     Verdict,
 )
 from perdure.stores._awaitly import as_snapshot
@@ -111,20 +111,20 @@ class SqliteSchemaBackend(ABC):
         self,
         now: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Due]:
-        return await self._read(partial(self._leases.due, now, limit, drives, queues))
+        return await self._read(partial(self._leases.due, now, limit, supports, queues))
 
     async def claim(
         self,
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        return await self._claim(partial(self._leases.claim, owner, ttl, limit, drives, queues))
+        return await self._claim(partial(self._leases.claim, owner, ttl, limit, supports, queues))
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
         return await self._read(partial(self._leases.queues, now, limit, low, high))

@@ -7,7 +7,7 @@ from heapq import merge
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
-from perdure.store import Drivable, Due, NewRun, Rest
+from perdure.store import Due, NewRun, Rest, SupportedVersions
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.leases import LeasedRun, LeaseVerbs, read_lease
@@ -113,11 +113,11 @@ class ScheduleVerbs(LeaseVerbs):
         self,
         until: datetime,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Verb[Sequence[Due]]:
         """Return the unowned runs whose wake time is at or before `until`, earliest first."""
-        rows = yield from self._due(limit, drives, queues, to_microseconds(until, "now"))
+        rows = yield from self._due(limit, supports, queues, to_microseconds(until, "now"))
         return [Due(self._id(key), from_microseconds(wake_at)) for wake_at, _, key in rows]
 
     def claim(
@@ -125,7 +125,7 @@ class ScheduleVerbs(LeaseVerbs):
         owner: str,
         ttl: timedelta,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
         *,
         separately: bool = False,
@@ -134,7 +134,7 @@ class ScheduleVerbs(LeaseVerbs):
         runs: list[LeasedRun] = []
         while True:
             quotas = _remaining_quotas(queues, runs)
-            due = yield from self._due(limit - len(runs), drives, quotas)
+            due = yield from self._due(limit - len(runs), supports, quotas)
             new_runs = yield from self._claim(due, owner, ttl, separately=separately)
             runs += new_runs
             # Others may have claimed some between two transactions, so look for more.
@@ -172,15 +172,15 @@ class ScheduleVerbs(LeaseVerbs):
     def _due(
         self,
         limit: int,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
         until: int | None = None,
     ) -> Verb[Sequence[DueRow]]:
         """Return runs that are due at `until`, by default now."""
-        if drives is None:
+        if supports is None:
             ranges = yield from self._all_ranges([*queues])
         else:
-            ranges = dict.fromkeys(queues, _drivable(drives))
+            ranges = dict.fromkeys(queues, _supported(supports))
         statements = {
             queue: [*self._due_statements(queue, most, ranges[queue], until)]
             for queue, most in queues.items()
@@ -242,10 +242,10 @@ def _remaining_quotas(queues: Mapping[str, int], runs: Sequence[LeasedRun]) -> M
     return {queue: most - counts[queue] for queue, most in queues.items() if most > counts[queue]}
 
 
-def _drivable(drives: Sequence[Drivable]) -> Sequence[Range]:
-    """Return ranges that contain every drivable run once; unversioned runs are in the first."""
+def _supported(supports: Sequence[SupportedVersions]) -> Sequence[Range]:
+    """Return ranges that contain every supported run once; unversioned runs are in the first."""
     ranges: list[Range] = []
-    for workflow, first, last in sorted((one.workflow, one.first, one.last) for one in drives):
+    for workflow, first, last in sorted((one.workflow, one.first, one.last) for one in supports):
         previous = ranges[-1] if ranges and ranges[-1].workflow == workflow else None
         if previous is None:
             ranges.append(Range(workflow, first, last, 0))

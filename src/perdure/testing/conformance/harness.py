@@ -13,7 +13,6 @@ from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
     Delivery,
-    Drivable,
     Entry,
     Grant,
     InboxStore,
@@ -30,6 +29,7 @@ from perdure.store import (
     ScheduleStore,
     SearchStore,
     Store,
+    SupportedVersions,
     TransactionalEnqueueStore,
     TransactionStore,
     Verdict,
@@ -258,9 +258,9 @@ async def refused(store: LeaseStore, request: LeaseRequest) -> Refusal:
     return refusal
 
 
-def drives(*workflows: str) -> list[Drivable]:
-    """Return the `drives` of a worker that knows every version of these workflows."""
-    return [Drivable(workflow, 1, 1_000_000) for workflow in workflows]
+def supports(*workflows: str) -> list[SupportedVersions]:
+    """Return the `supports` of a worker that knows every version of these workflows."""
+    return [SupportedVersions(workflow, 1, 1_000_000) for workflow in workflows]
 
 
 async def append_entries(store: JournalStore, *entries: Entry) -> list[Verdict]:

@@ -23,7 +23,6 @@ from perdure.testing.conformance.harness import (
     Harness,
     acquire_run,
     append_entries,
-    drives,
     need_inbox,
     need_journal,
     need_lease,
@@ -32,6 +31,7 @@ from perdure.testing.conformance.harness import (
     send_one,
     step,
     steps_of,
+    supports,
     write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -234,12 +234,12 @@ class HostileNameChecks(Harness):
             assert [(run.id, run.workflow) for run in runs] == [(f"run {number}", name)]
 
     async def test_claims_may_be_restricted_to_any_workflow_name(self, store: Store) -> None:
-        """`drives` restricts the claim to these workflows, whatever their characters."""
+        """`supports` restricts the claim to these workflows, whatever their characters."""
         schedule = need_schedule(store)
         data = as_json(snapshot())
         await schedule.enqueue([NewRun(f"{n}", name, data) for n, name in enumerate(NAMES)])
         for number, name in enumerate(NAMES):
-            grants = await schedule.claim("ana", LONG, 10, drives=drives(name))
+            grants = await schedule.claim("ana", LONG, 10, supports=supports(name))
             assert [grant.lease.id for grant in grants] == [f"{number}"], ascii(name)
 
     async def test_events_may_have_any_name(self, store: Store) -> None:

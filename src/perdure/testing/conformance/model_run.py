@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from perdure.snapshot import RunStatus, Snapshot
-from perdure.store import Drivable, Lease, Rest
+from perdure.store import Lease, Rest, SupportedVersions
 
 
 @dataclass
@@ -52,10 +52,10 @@ class ModelRun:
             return not self.is_owned(now)
         return self.wake_at is not None and self.wake_at <= now
 
-    def is_drivable(self, drives: Sequence[Drivable] | None) -> bool:
-        """Return whether a worker with these `drives` may claim the run."""
-        return drives is None or any(
+    def is_drivable(self, supports: Sequence[SupportedVersions] | None) -> bool:
+        """Return whether a worker with these `supports` may claim the run."""
+        return supports is None or any(
             each.workflow == self.workflow
             and (self.version == 0 or each.first <= self.version <= each.last)
-            for each in drives
+            for each in supports
         )

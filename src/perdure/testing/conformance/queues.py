@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.store import Drivable, Entry, NewRun, Rest, Store, Verdict
+from perdure.store import Entry, NewRun, Rest, Store, SupportedVersions, Verdict
 from perdure.testing.conformance.harness import (
     LONG,
     TICK,
@@ -12,13 +12,13 @@ from perdure.testing.conformance.harness import (
     QueueingStore,
     acquire_run,
     append_entries,
-    drives,
     need_queues,
     need_schedule,
     send_one,
     step,
     store_time,
     summary_of,
+    supports,
     write_rest,
 )
 from perdure.testing.conformance.hostile import NAMES
@@ -37,10 +37,10 @@ async def claim_from(
     store: QueueingStore,
     queues: Mapping[str, int] | None,
     limit: int = 100,
-    drivable: Sequence[Drivable] | None = None,
+    supported: Sequence[SupportedVersions] | None = None,
 ) -> list[str]:
     """Return the ids of the runs that a claim from these queues returns, in order."""
-    grants = await store.claim("ana", LONG, limit, drives=drivable, queues=queues)
+    grants = await store.claim("ana", LONG, limit, supports=supported, queues=queues)
     return [grant.lease.id for grant in grants]
 
 
@@ -78,20 +78,22 @@ class QueueChecks(Harness):
         new = [queued(f"{queue}{n}", queue, f"w{n}") for n in range(3) for queue in ("", "a", "b")]
         await queues.enqueue(new)
         everything = {"": 9, "a": 9, "b": 9}
-        grants = await queues.claim("ana", LONG, 9, drives=drives("w0", "w1"), queues=everything)
+        grants = await queues.claim(
+            "ana", LONG, 9, supports=supports("w0", "w1"), queues=everything
+        )
         entries = [step(grant, 1, "a") for grant in grants]
         assert await append_entries(queues, *entries) == [Verdict.ACCEPTED] * 6
         renewed = await queues.renew([grant.lease for grant in grants], LONG)
         assert None not in renewed
 
     async def test_due_is_restricted_to_queues(self, store: Store) -> None:
-        """`drives` and `queues` restrict the result of `due` as in `claim`."""
+        """`supports` and `queues` restrict the result of `due` as in `claim`."""
         queues = need_queues(store)
         await queues.enqueue([queued("a", "x"), queued("b"), queued("c", "x"), queued("d", "y")])
         now = await store_time(queues) + SECOND
         assert [run.id for run in await queues.due(now, 10)] == ["b"]
         assert [run.id for run in await queues.due(now, 10, queues={"x": 1, "y": 9})] == ["a", "d"]
-        due_runs = await queues.due(now, 10, queues={"x": 9}, drives=drives("other"))
+        due_runs = await queues.due(now, 10, queues={"x": 9}, supports=supports("other"))
         assert list(due_runs) == []
 
     async def test_a_grant_names_the_queue_and_the_version(self, store: Store) -> None:
@@ -192,10 +194,14 @@ class VersionChecks(Harness):
         """Runs of these workflows whose version is 0 or in the range, both ends included."""
         schedule = need_schedule(store)
         await schedule.enqueue([queued(f"{n}", version=n) for n in range(6)])
-        grants = await schedule.claim("ana", LONG, 10, drives=[Drivable("order", 2, 4)])
+        grants = await schedule.claim("ana", LONG, 10, supports=[SupportedVersions("order", 2, 4)])
         assert [grant.lease.id for grant in grants] == ["0", "2", "3", "4"]
-        both = [Drivable("order", 1, 1), Drivable("order", 5, 9), Drivable("other", 1, 9)]
-        grants = await schedule.claim("ana", LONG, 10, drives=both)
+        both = [
+            SupportedVersions("order", 1, 1),
+            SupportedVersions("order", 5, 9),
+            SupportedVersions("other", 1, 9),
+        ]
+        grants = await schedule.claim("ana", LONG, 10, supports=both)
         assert [grant.lease.id for grant in grants] == ["1", "5"]
 
     async def test_a_version_belongs_to_its_workflow(self, store: Store) -> None:
@@ -203,8 +209,8 @@ class VersionChecks(Harness):
         schedule = need_schedule(store)
         await schedule.enqueue([queued("a", "", "x", version=1), queued("b", "", "y", version=2)])
         await schedule.enqueue([queued("c", "", "x"), queued("d", "", "z")])
-        crossed = [Drivable("x", 2, 2), Drivable("y", 1, 1)]
-        assert [run.lease.id for run in await schedule.claim("ana", LONG, 9, drives=crossed)] == [
+        crossed = [SupportedVersions("x", 2, 2), SupportedVersions("y", 1, 1)]
+        assert [run.lease.id for run in await schedule.claim("ana", LONG, 9, supports=crossed)] == [
             "c"
         ]
 
@@ -214,7 +220,7 @@ class VersionChecks(Harness):
         await schedule.enqueue([queued(f"new {n}", version=2) for n in range(30)])
         await schedule.enqueue([queued(f"other {n}", "", "other") for n in range(30)])
         await schedule.enqueue([queued(f"old {n}", version=1) for n in range(3)])
-        grants = await schedule.claim("ana", LONG, 2, drives=[Drivable("order", 1, 1)])
+        grants = await schedule.claim("ana", LONG, 2, supports=[SupportedVersions("order", 1, 1)])
         assert [grant.lease.id for grant in grants] == ["old 0", "old 1"]
 
     async def test_a_rest_determines_the_version(self, store: Store) -> None:
@@ -224,8 +230,11 @@ class VersionChecks(Harness):
         await schedule.enqueue([queued("run")])
         (grant,) = await schedule.claim("ana", LONG, 1)
         await write_rest(schedule, grant, Rest("suspended", now - SECOND, version=2))
-        assert list(await schedule.claim("bob", LONG, 1, drives=[Drivable("order", 1, 1)])) == []
-        (grant,) = await schedule.claim("bob", LONG, 1, drives=[Drivable("order", 2, 2)])
+        assert (
+            list(await schedule.claim("bob", LONG, 1, supports=[SupportedVersions("order", 1, 1)]))
+            == []
+        )
+        (grant,) = await schedule.claim("bob", LONG, 1, supports=[SupportedVersions("order", 2, 2)])
         assert grant.version == 2
 
 

@@ -11,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from perdure.snapshot import RunStatus, is_over, merge_snapshots
 from perdure.store import (
     Delivery,
-    Drivable,
     Entry,
     Grant,
     Lease,
@@ -21,6 +20,7 @@ from perdure.store import (
     Query,
     Receipt,
     Rest,
+    SupportedVersions,
     Verdict,
     rest_of,
 )
@@ -48,7 +48,7 @@ CLAIMED_QUEUES = st.sampled_from([None, None, {"q": 9}, {"": 9, "q": 9, "q/1": 9
 VERSIONS = st.sampled_from([0, 1, 2])
 TAGS = st.sampled_from([(), ("a=1",), ("a=1", "b=1"), ("b=1",)])
 DRIVES = st.none() | st.lists(
-    st.builds(Drivable, WORKFLOWS, VERSIONS, st.sampled_from([1, 2])), max_size=2
+    st.builds(SupportedVersions, WORKFLOWS, VERSIONS, st.sampled_from([1, 2])), max_size=2
 )
 EVERY_QUEUE = {"": 100, "q": 100, "q/1": 100}
 MOSTLY = st.sampled_from([True, True, True, False])
@@ -309,18 +309,18 @@ class StoreMachine(RuleBasedStateMachine):
             )
         self.compare(id)
 
-    @rule(owner=OWNERS, ttl=TTLS, drives=DRIVES, queues=CLAIMED_QUEUES)
+    @rule(owner=OWNERS, ttl=TTLS, supports=DRIVES, queues=CLAIMED_QUEUES)
     def claim(
         self,
         owner: str,
         ttl: timedelta,
-        drives: Sequence[Drivable] | None,
+        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int] | None,
     ) -> None:
         """Claim due runs."""
-        expected = self.due_in_model(drives, queues)
-        assert self.due_in_store(drives, queues) == expected
-        grants = self.do(self.store.claim(owner, ttl, 100, drives=drives, queues=queues))
+        expected = self.due_in_model(supports, queues)
+        assert self.due_in_store(supports, queues) == expected
+        grants = self.do(self.store.claim(owner, ttl, 100, supports=supports, queues=queues))
         claimed = Counter(grant.queue for grant in grants)
         for grant in grants:
             assert grant.lease.id in expected
@@ -329,21 +329,23 @@ class StoreMachine(RuleBasedStateMachine):
         assert len(grants) == len(expected) or claimed.items() <= (queues or {}).items()
 
     def due_in_store(
-        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int] | None
+        self, supports: Sequence[SupportedVersions] | None, queues: Mapping[str, int] | None
     ) -> list[str]:
         """Return the ids of the runs that are due in the store, ignoring the limits of queues."""
         unlimited = None if queues is None else dict.fromkeys(queues, 100)
-        due = self.do(self.store.due(self.soon, 100, drives=drives, queues=unlimited))
+        due = self.do(self.store.due(self.soon, 100, supports=supports, queues=unlimited))
         return sorted(run.id for run in due)
 
     def due_in_model(
-        self, drives: Sequence[Drivable] | None, queues: Mapping[str, int] | None
+        self, supports: Sequence[SupportedVersions] | None, queues: Mapping[str, int] | None
     ) -> list[str]:
         """Return the ids of the runs that are due in the model."""
         return sorted(
             id
             for id, run in self.runs.items()
-            if run.due(self.now) and run.is_drivable(drives) and run.queue in (queues or {"": 100})
+            if run.due(self.now)
+            and run.is_drivable(supports)
+            and run.queue in (queues or {"": 100})
         )
 
     @rule(messages=st.lists(st.tuples(IDS, EVENTS, DEDUP_IDS), min_size=1, max_size=4))

@@ -16,7 +16,6 @@ from perdure.testing.conformance.harness import (
     ScheduledStore,
     acquire_run,
     append_entries,
-    drives,
     need_inbox,
     need_notify,
     need_schedule,
@@ -26,6 +25,7 @@ from perdure.testing.conformance.harness import (
     steps_of,
     store_time,
     summary_of,
+    supports,
     write_rest,
 )
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -47,7 +47,7 @@ async def due_ids(
     return [
         due.id
         for due in await store.due(
-            now, limit, drives=None if workflows is None else drives(*workflows)
+            now, limit, supports=None if workflows is None else supports(*workflows)
         )
     ]
 
@@ -281,13 +281,13 @@ class ClaimChecks(Harness):
         assert (grant.lease.id, grant.takeovers) == ("soon", 0)
 
     async def test_claim_is_restricted_to_workflows(self, store: Store) -> None:
-        """`drives` restricts the claim to runs of these workflows."""
+        """`supports` restricts the claim to runs of these workflows."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("1", "a"), new_run("2", "b"), new_run("3", "A")])
         await acquire_run(schedule, "4", ttl=self.short, workflow="b")
         await self.expire()
-        assert list(await schedule.claim("ana", LONG, 10, drives=[])) == []
-        grants = await schedule.claim("ana", LONG, 10, drives=drives("b", "c"))
+        assert list(await schedule.claim("ana", LONG, 10, supports=[])) == []
+        grants = await schedule.claim("ana", LONG, 10, supports=supports("b", "c"))
         assert sorted(grant.lease.id for grant in grants) == ["2", "4"]
         assert sorted(await claimed_ids(schedule)) == ["1", "3"]
 

@@ -1,6 +1,6 @@
 -- Leases runs that are due, earliest first.
 -- KEYS: the `wakes` keys of shards. ARGV: limit, prefix, time and id to continue after or "", queues
--- and drivable workflows as JSON, owner, ttl. Returns where the search stopped, or nil if it reached
+-- and supported workflows as JSON, owner, ttl. Returns where the search stopped, or nil if it reached
 -- the end, and the grants, each with the run's wake time.
 local prefix = ARGV[2]
 

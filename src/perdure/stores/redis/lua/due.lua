@@ -1,6 +1,6 @@
 -- Finds runs that are due, earliest first.
 -- KEYS: the `wakes` keys of shards. ARGV: limit, prefix, time and id to continue after or "", queues
--- and drivable workflows as JSON, and the time or "" for now. Returns where the search stopped, or
+-- and supported workflows as JSON, and the time or "" for now. Returns where the search stopped, or
 -- nil if it reached the end, and "<time>\0<queue>\0<id>" for each run.
 local prefix = ARGV[2]
 

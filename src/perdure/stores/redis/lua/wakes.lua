@@ -28,15 +28,15 @@ local function wake_sets(shard, queue, workflow)
     return redis.call('ZRANGEBYLEX', shard .. 'wakes', '[' .. low, '(' .. high)
 end
 
--- Returns whether a wake set has runs that can be driven. `drives` are ranges of versions by
+-- Returns whether a wake set has runs that can be driven. `supports` are ranges of versions by
 -- workflow; nil means all.
-local function is_drivable(set, drives)
-    if not drives then
+local function is_drivable(set, supports)
+    if not supports then
         return true
     end
     local workflow, version = string.match(set, '^%Z*%z(%Z*)%z(%d+)')
     version = tonumber(version)
-    for _, range in ipairs(drives[workflow] or {}) do
+    for _, range in ipairs(supports[workflow] or {}) do
         if version == 0 or (range[1] <= version and version <= range[2]) then
             return true
         end
@@ -44,18 +44,18 @@ local function is_drivable(set, drives)
     return false
 end
 
-local function add_sources(sources, shard, sets, drives, quota)
+local function add_sources(sources, shard, sets, supports, quota)
     for _, set in ipairs(sets) do
-        if is_drivable(set, drives) then
+        if is_drivable(set, supports) then
             sources[#sources + 1] = {key = shard .. 'wake:' .. set, shard = shard, quota = quota}
         end
     end
 end
 
 -- Calls `visit` for the runs in the shards of KEYS that are due at `to`, earliest first, and returns
--- the results of `merge`. `request` is {queues = {{queue, limit}, ...}, drives = ...}.
+-- the results of `merge`. `request` is {queues = {{queue, limit}, ...}, supports = ...}.
 local function visit_due(request, to, score, id, limit, visit)
-    local sources, drives, few = {}, request.drives, {}
+    local sources, supports, few = {}, request.supports, {}
     for _, key in ipairs(KEYS) do
         few[key] = few_sets(shard_of(key))
     end
@@ -64,14 +64,14 @@ local function visit_due(request, to, score, id, limit, visit)
         for _, key in ipairs(KEYS) do
             local shard = shard_of(key)
             if few[key] then
-                add_sources(sources, shard, few[key][queue] or {}, drives, quota)
-            elseif queue == '' and drives then
+                add_sources(sources, shard, few[key][queue] or {}, supports, quota)
+            elseif queue == '' and supports then
                 -- Runs outside of queues can have any number of workflows; those of a queue have few.
-                for workflow in pairs(drives) do
-                    add_sources(sources, shard, wake_sets(shard, queue, workflow), drives, quota)
+                for workflow in pairs(supports) do
+                    add_sources(sources, shard, wake_sets(shard, queue, workflow), supports, quota)
                 end
             else
-                add_sources(sources, shard, wake_sets(shard, queue), drives, quota)
+                add_sources(sources, shard, wake_sets(shard, queue), supports, quota)
             end
         end
     end

@@ -37,11 +37,11 @@ demo: $(VENV)/.bare
 demo-dashboard: $(VENV)/.dashboard
 	@$(BIN)/perdure demo
 
-# Many tests wait for leases and servers: six processes keep two cores busy. With many more, time-outs
+# Many tests wait for leases and servers: four processes keep two cores busy. With many more, time-outs
 # of servers and browsers expire.
 test: $(VENV)/.dev servers pythons lint types
 	$(call say,tests: all, on real servers)
-	@$(ALL) -m 'not alone' -n 6 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
+	@$(ALL) -m 'not alone' -n 4 --dist loadfile --no-loadscope-reorder -q $(PYTEST_ARGS); together=$$?; \
 	printf '\n\033[1m== %s\033[0m\n' 'tests: on other Pythons'; \
 	scripts/pythons test $(PYTEST_ARGS); pythons=$$?; \
 	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \

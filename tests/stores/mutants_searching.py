@@ -128,7 +128,7 @@ class ListsSystemQueues(MemoryStore):
 
 
 @caught_by(
-    "test_a_claim_skips_versions_that_are_not_drivable", "test_a_rest_determines_the_version"
+    "test_a_claim_skips_versions_that_are_not_supported", "test_a_rest_determines_the_version"
 )
 class ClaimsAnyVersion(ClaimsOtherwise):
     def filters(

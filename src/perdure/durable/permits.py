@@ -37,7 +37,7 @@ from perdure.store import (
 logger = logging.getLogger(__name__)
 
 WORKFLOW = "~permit"
-_DRIVES = [SupportedVersions(WORKFLOW, 1, 1)]
+_SUPPORTS = [SupportedVersions(WORKFLOW, 1, 1)]
 _BATCH = 500
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
@@ -300,7 +300,7 @@ class Permits:
         # after its period would overlap with the next grant of the same permit.
         expiry = self.clock.monotonic() + ttl.total_seconds()
         grants = await self.store.claim(
-            self.owner, ttl, sum(numbers.values()), supports=_DRIVES, queues=numbers
+            self.owner, ttl, sum(numbers.values()), supports=_SUPPORTS, queues=numbers
         )
         for grant in grants:
             numbers[grant.queue] -= 1
@@ -367,7 +367,7 @@ class Permits:
             while names := await self.store.queues(last_use, 100, prefix=prefix):
                 limits = dict.fromkeys(names, MAX_PERMITS)
                 unused_permits = await self.store.due(
-                    last_use, _BATCH, supports=_DRIVES, queues=limits
+                    last_use, _BATCH, supports=_SUPPORTS, queues=limits
                 )
                 if not await self._delete_free([run.id for run in unused_permits]):
                     break

@@ -31,8 +31,8 @@ _SHARED = {
     "network": "Processes of many machines can use it.",
 }
 _LEASE = {
-    "none": "Two processes can drive the same run: it grants no leases.",
-    "best_effort": "Two processes may drive the same run for a moment: its leases are not atomic.",
+    "none": "Two processes can execute the same run: it grants no leases.",
+    "best_effort": "Two processes may briefly execute the same run: its leases are not atomic.",
     "atomic": "One process at a time executes a run.",
 }
 

@@ -55,7 +55,7 @@ class Dependencies(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """A run, its inbox, and the workers that could drive it, at one time.
+    """A run, its inbox, and the workers that could execute it, at one time.
 
     `is_lost` means that its owner is a worker that disappeared without stopping.
     """
@@ -172,7 +172,7 @@ def in_flight_of(worker: WorkerPresence, run_id: str | None = None) -> tuple[InF
 
 
 def knows(worker: WorkerPresence, workflow: str | None, version: int) -> bool:
-    """Return whether a worker can drive the runs of a workflow and version; 0 is any version."""
+    """Return whether a worker can execute the runs of a workflow and version; 0 is any version."""
     return any(
         each.workflow == workflow and (not version or each.first <= version <= each.last)
         for each in worker.workflows

@@ -47,7 +47,8 @@ class Registry:
         """Register a definition."""
         if not isinstance(definition, Definition):
             raise InvalidArgument("workflows", definition, "functions decorated with @workflow")
-        self._check_queue(definition)
+        if definition.queue is not None:
+            self._add_queue(definition.queue)
         versions = self._definitions.setdefault(definition.name, {})
         existing = versions.get(definition.version)
         if existing is not None and existing is not definition:
@@ -55,14 +56,11 @@ class Registry:
             hint = "Give one of the two functions another name, or another version="
             raise InvalidArgument("workflows", definition, expected, hint)
         versions[definition.version] = definition
-        if definition.queue is not None:
-            self.queues[definition.queue.name] = definition.queue
         self.supported_versions = _supported_by(self._definitions)
         self.all_supported_versions = (*self.supported_versions, *_supported_by(_SYSTEM))
 
-    def _check_queue(self, definition: Definition[Any, Any]) -> None:
-        queue = definition.queue
-        if queue is not None and self.queues.get(queue.name, queue) != queue:
+    def _add_queue(self, queue: Queue) -> None:
+        if self.queues.setdefault(queue.name, queue) != queue:
             expected = f"one declaration of queue {queue.name!r}"
             raise InvalidArgument("queue", queue, expected, "Use the same Queue everywhere")
 

@@ -241,7 +241,7 @@ class NewRun(msgspec.Struct, frozen=True):
 
 
 class SupportedVersions(msgspec.Struct, frozen=True):
-    """The versions of a workflow that a worker can drive, both ends included."""
+    """The versions of a workflow that a worker can execute, both ends included."""
 
     workflow: str
     first: int

@@ -294,7 +294,7 @@ async def test_due_runs_are_read_by_the_index(meter: Meter) -> None:
     assert await meter.effort(due) < FEW
 
 
-async def test_versions_that_are_not_drivable_are_skipped_in_the_index(meter: Meter) -> None:
+async def test_versions_that_are_not_supported_are_skipped_in_the_index(meter: Meter) -> None:
     """There are more than a thousand of them."""
     newest = [SupportedVersions("order", 1, 1)]
     assert await meter.effort(lambda: claim(meter, newest, 0)) < FEW

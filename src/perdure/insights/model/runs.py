@@ -70,7 +70,7 @@ class RollbackFacts(msgspec.Struct, frozen=True):
 class RunFacts(msgspec.Struct, frozen=True):
     """Everything about a run except its steps, which have their own pages.
 
-    `known_by` are the live workers that can drive the run. `acts` are in order, newest first.
+    `known_by` are the live workers that can execute the run. `acts` are in order, newest first.
     `schedule` is the name of the schedule that started the run.
     """
 

@@ -198,14 +198,14 @@ class _QueueSearch:
             self.scan.mark_outdated(line.id, plan)
             return
         if plan[2:] != line[2:]:
-            # Otherwise, workers that cannot drive the run would read it again and again.
+            # Otherwise, workers that cannot execute the run would read it again and again.
             self.scan.mark_outdated(line.id, plan)
         if plan.queue == self.queue and self._runs.accepts(plan):
             heappush(self._due, plan)
 
 
 class _Filter:
-    """Selects the runs that have the store's prefix and that the worker can drive."""
+    """Selects the runs that have the store's prefix and that the worker can execute."""
 
     def __init__(self, prefix: str, supports: Sequence[SupportedVersions] | None) -> None:
         self._prefix = prefix

@@ -81,10 +81,10 @@ class DueIndex(Generic[R]):
     ) -> Iterator[R]:
         """Yield the due runs of a queue, earliest first; they stay in the index."""
         heaps = self._queues.get(queue, {})
-        drivable_heaps = [heap for key, heap in heaps.items() if _is_drivable(*key, supports)]
+        supported_heaps = [heap for key, heap in heaps.items() if _is_supported(*key, supports)]
         popped_runs: list[R] = []
         try:
-            while (heap := _earliest(drivable_heaps, now)) is not None:
+            while (heap := _earliest(supported_heaps, now)) is not None:
                 popped_runs.append(heap.pop())
                 yield popped_runs[-1]
         finally:
@@ -136,7 +136,7 @@ def _wake_time(run: IndexedRun) -> datetime:
     return run.wake_at
 
 
-def _is_drivable(
+def _is_supported(
     workflow: str | None, version: int, supports: Sequence[SupportedVersions] | None
 ) -> bool:
     return supports is None or any(

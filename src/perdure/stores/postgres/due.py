@@ -177,7 +177,7 @@ class DueRange(NamedTuple):
 
 
 def ranges_of(supports: Sequence[SupportedVersions], queues: Mapping[str, int]) -> list[DueRange]:
-    """Return the ranges of the runs in these queues that a worker can drive."""
+    """Return the ranges of the runs in these queues that a worker can execute."""
     versions: dict[str, list[tuple[int, int]]] = {}
     for supported in supports:
         first, last = max(supported.first, 0), min(supported.last, _NEWEST_VERSION)

@@ -104,8 +104,7 @@ class Server:
     def announcing(self) -> Generator[None]:
         """Wake the listeners of this store after a call that may make a run due.
 
-        They ignore the server's own notification, which has the name of the store: it comes later,
-        and would make a worker look for the same run twice.
+        They ignore the server's own notification, which would make a worker look twice.
         """
         try:
             yield

@@ -142,13 +142,12 @@ class Schedule(Leases):
     def _supported(
         self, supports: Sequence[SupportedVersions], queues: Mapping[str, int]
     ) -> Sequence[_Range]:
-        """Return the ranges of the runs that a worker can drive."""
+        """Return the ranges of the runs that a worker supports."""
         versions: dict[str, list[tuple[int, int]]] = {}
-        for supported in supports:
+        for each in supports:
             # Every SupportedVersions of a workflow includes version 0.
-            versions.setdefault(self._kind(supported.workflow), [(0, 0)]).append(
-                (supported.first, supported.last)
-            )
+            kind = self._kind(each.workflow)
+            versions.setdefault(kind, [(0, 0)]).append((each.first, each.last))
         return [
             _Range(queue, kind, first, last, most)
             for queue, most in queues.items()

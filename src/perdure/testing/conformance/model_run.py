@@ -52,7 +52,7 @@ class ModelRun:
             return not self.is_owned(now)
         return self.wake_at is not None and self.wake_at <= now
 
-    def is_drivable(self, supports: Sequence[SupportedVersions] | None) -> bool:
+    def is_supported(self, supports: Sequence[SupportedVersions] | None) -> bool:
         """Return whether a worker with these `supports` may claim the run."""
         return supports is None or any(
             each.workflow == self.workflow

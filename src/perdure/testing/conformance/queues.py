@@ -190,7 +190,7 @@ class QueueListChecks(Harness):
 class VersionChecks(Harness):
     """Claims by workflow and version."""
 
-    async def test_a_claim_skips_versions_that_are_not_drivable(self, store: Store) -> None:
+    async def test_a_claim_skips_versions_that_are_not_supported(self, store: Store) -> None:
         """Runs of these workflows whose version is 0 or in the range, both ends included."""
         schedule = need_schedule(store)
         await schedule.enqueue([queued(f"{n}", version=n) for n in range(6)])

@@ -28,9 +28,9 @@ local function wake_sets(shard, queue, workflow)
     return redis.call('ZRANGEBYLEX', shard .. 'wakes', '[' .. low, '(' .. high)
 end
 
--- Returns whether a wake set has runs that can be driven. `supports` are ranges of versions by
+-- Returns whether a wake set has runs that can be executed. `supports` are ranges of versions by
 -- workflow; nil means all.
-local function is_drivable(set, supports)
+local function is_supported(set, supports)
     if not supports then
         return true
     end
@@ -46,7 +46,7 @@ end
 
 local function add_sources(sources, shard, sets, supports, quota)
     for _, set in ipairs(sets) do
-        if is_drivable(set, supports) then
+        if is_supported(set, supports) then
             sources[#sources + 1] = {key = shard .. 'wake:' .. set, shard = shard, quota = quota}
         end
     end

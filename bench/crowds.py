@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from resource import getpagesize
 from statistics import median
+from subprocess import run
 
 from bench.places import place
 from bench.workloads import many_runs
@@ -80,5 +81,9 @@ async def measure(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or ["memory", "postgres"]:
-        asyncio.run(measure(chosen))
+    if len(sys.argv) == 2:
+        asyncio.run(measure(sys.argv[1]))
+    else:
+        # In a new process each, because freed memory stays with the process.
+        for chosen in sys.argv[1:] or ["memory", "postgres"]:
+            run([sys.executable, "-m", "bench.crowds", chosen], check=True)

@@ -367,6 +367,15 @@ async def test_a_busy_task_does_not_stop_the_clock() -> None:
     task.cancel()
 
 
+async def test_the_clock_can_be_advanced_to_the_next_deadline() -> None:
+    """All tasks run first, so that a task which was just created is sleeping by then."""
+    clock = TestClock()
+    sleeping = asyncio.create_task(clock.sleep(90))
+    assert await clock.advance_to_next()
+    assert (clock.monotonic(), sleeping.done()) == (90.0, True)
+    assert not await clock.advance_to_next()
+
+
 async def test_concurrent_advances_add_up() -> None:
     """One is made after the other."""
     clock = TestClock()

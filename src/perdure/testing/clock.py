@@ -84,6 +84,19 @@ class TestClock:
             await _idle()
             await self._wake_until(self._reachable(span))
 
+    async def advance_to_next(self) -> bool:
+        """Advance the clock to the next deadline of a sleeping task; return whether there is one.
+
+        At first all tasks run until they wait for something. Work in threads and on sockets is not
+        awaited.
+        """
+        async with self._lock:
+            await _idle()
+            deadline = self._next_deadline()
+            if deadline is not None:
+                await self._wake_until(deadline)
+            return deadline is not None
+
     async def run(
         self,
         work: Awaitable[T],
@@ -119,7 +132,7 @@ class TestClock:
                 await asyncio.wait([task], timeout=self._pause())
                 await _idle(self._lock.locked)
             if not task.done():
-                await self._advance_to_next()
+                await self.advance_to_next()
             if not task.done() and _real.monotonic() > end:
                 raise NotFinished(self._why_not_finished(task, limit))
 
@@ -127,13 +140,6 @@ class TestClock:
         deadline = self._next_deadline()
         is_long = deadline is not None and deadline - self._elapsed > _SHORT
         return _PAUSE_BEFORE_LONG if is_long else _PAUSE_BEFORE_SHORT
-
-    async def _advance_to_next(self) -> None:
-        async with self._lock:
-            await _idle()
-            deadline = self._next_deadline()
-            if deadline is not None:
-                await self._wake_until(deadline)
 
     def _next_deadline(self) -> timedelta | None:
         while self._sleepers and self._sleepers[0].wake_up.done():

@@ -4,7 +4,7 @@
 
 Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
 and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose:
-a million runs take about an hour, so the measurement ends after a given time.
+a million runs take hours, so the measurement ends after a given time.
 """
 
 import argparse

@@ -1,10 +1,12 @@
 """Measure how removing a million finished runs affects the steps of working runs.
 
     python -m bench.retention [--runs 1000000] [--stores sqlite,postgres] [--window 5] [--seconds N]
+                              [--hour 1]
 
 Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
-and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose:
-a million runs take hours, so the measurement ends after a given time.
+and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose,
+and twice as fast in each hour that is not enough: `--hour` chooses one, since a million runs take
+about two hours.
 """
 
 import argparse
@@ -99,17 +101,19 @@ class Comparison(NamedTuple):
     seconds: float
 
 
-async def compare(name: str, runs: int, window: float, seconds: float) -> Comparison:
+async def compare(name: str, runs: int, window: float, seconds: float, hour: int) -> Comparison:
     """Measure the steps of working runs, with and without the removal in turn."""
     with place(name) as here:
         await fill(here.url, max(runs * 31 // 30, 2 * TEMPLATES))
         load = Load()
         async with open_store(here.url) as store, worker(store, load):
             await asyncio.sleep(5)
-            return await _in_turn(require_maintenance(store), load, window, seconds)
+            return await _in_turn(require_maintenance(store), load, window, seconds, hour)
 
 
-async def _in_turn(store: MaintenanceStore, load: Load, window: float, limit: float) -> Comparison:
+async def _in_turn(
+    store: MaintenanceStore, load: Load, window: float, limit: float, hour: int
+) -> Comparison:
     without: list[float] = []
     beside: list[float] = []
     removed, seconds, count = 0, 0.0, -1
@@ -120,16 +124,16 @@ async def _in_turn(store: MaintenanceStore, load: Load, window: float, limit: fl
         without += load.taken
         load.taken.clear()
         began = now()
-        count = await _remove(store, window)
+        count = await _remove(store, window, hour)
         removed, seconds = removed + count, seconds + now() - began
         beside += load.taken
     return Comparison(times(without), times(beside), removed, seconds)
 
 
-async def _remove(store: MaintenanceStore, window: float) -> int:
+async def _remove(store: MaintenanceStore, window: float, hour: int) -> int:
     """Remove runs for some seconds, and return how many."""
     clock = SystemClock()
-    pruner = Pruner(store, clock, POLICIES, clock.now())
+    pruner = Pruner(store, clock, POLICIES, clock.now() - timedelta(hours=hour - 1))
     until, removed = now() + window, 0
     async with aclosing(pruner.remove()) as batches:
         async for batch in batches:
@@ -146,9 +150,10 @@ async def main() -> None:
     parser.add_argument("--window", type=float, default=5)
     parser.add_argument("--stores", default="sqlite,postgres", help="separated by commas")
     parser.add_argument("--seconds", type=float, default=600, help="how long to measure a store")
+    parser.add_argument("--hour", type=int, default=1, help="how long workers have been removing")
     chosen = parser.parse_args()
     for name in chosen.stores.split(","):
-        comparison = await compare(name, chosen.runs, chosen.window, chosen.seconds)
+        comparison = await compare(name, chosen.runs, chosen.window, chosen.seconds, chosen.hour)
         change = comparison.beside.p99 / comparison.without.p99
         rate = comparison.removed / comparison.seconds
         seconds = f"{comparison.seconds:.0f} s ({rate:,.0f}/s)"

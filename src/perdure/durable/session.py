@@ -229,7 +229,7 @@ class Session:
         pause = self.lease_ttl / 3
         if type(self.clock) is SystemClock:
             # Most calls of `durable.run` end before the first renewal. A timer saves them a task,
-            # whose start and end take a third of the time of a run with one step.
+            # whose start and end are a sixth of the CPU time of a run with one step.
             self._first_renewal = self.loop.call_later(pause.total_seconds(), self._renew_from_now)
         else:
             self._renewer = detached(self._renew(pause))

@@ -328,7 +328,8 @@ def parse_iso(text: str, parameter: str = "text") -> datetime:
 def as_utc(value: object, parameter: str = "datetime") -> datetime:
     """Convert an aware datetime to UTC; raise `InvalidArgument` if it is naive."""
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidArgument(parameter, value, "a datetime with a time zone")
+        hint = "Pass tzinfo=, such as datetime(2030, 1, 1, tzinfo=UTC)"
+        raise InvalidArgument(parameter, value, "a datetime with a time zone", hint)
     if value.tzinfo is UTC:
         return value
     try:

@@ -77,6 +77,10 @@ NO_LIMITS = Limits()
 class Queue:
     """Runs that share an order and limits, over all workers of a store.
 
+    ```python
+    emails = Queue("emails", concurrency=50, rate=Rate(100, per="1m"))
+    ```
+
     `concurrency` and `rate` apply to all runs of the queue, `per_key` to the runs of each key. Runs
     of one key start in the order in which they were enqueued. The keys take turns; with
     `fair=False` the run that was enqueued first starts first, whatever its key, unless the limits

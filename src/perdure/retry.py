@@ -23,6 +23,10 @@ _MAX_DOUBLINGS = 64
 class Retry:
     """How often and when a failed step is retried.
 
+    ```python
+    receipt = await step("charge", charge, 4200, retry=Retry(5, delay="1s", max_delay="1m"))
+    ```
+
     `attempts` includes the first one. The delay after the n-th failure is `delay` ("fixed"), n
     times `delay` ("linear") or 2ⁿ⁻¹ times `delay` ("exponential"), at most `max_delay`. `jitter` is
     the fraction of the delay that is randomized, so that steps that failed together are not retried

@@ -13,6 +13,7 @@ _PRELOADED = [
     "tests.durability.queue_process",
     "tests.durability.scheduled",
     "tests.durability.verifier.worker",
+    "perdure.stores.file",
     "perdure.stores.libsql",
     "perdure.stores.mongo",
     "perdure.stores.mysql",

@@ -126,6 +126,17 @@ async def work_until_killed(runtime: Runtime, workers: Workers) -> int:
     A fast machine completes the first runs before that. Until this returns, there are runs that
     wait for their events: every kill so far came while there was work. Return the number of runs.
     """
+    done = asyncio.Event()
+    disturbing = asyncio.ensure_future(disturb(workers, done))
+    try:
+        return await send_until_killed(runtime, workers)
+    finally:
+        done.set()
+        await disturbing
+
+
+async def send_until_killed(runtime: Runtime, workers: Workers) -> int:
+    """Send the events of all runs, and return how many there are."""
     await send_events(runtime, range(RUNS))
     count = RUNS
     while workers.kills < MIN_KILLS:
@@ -155,17 +166,13 @@ async def test_runs_survive_killed_and_paused_workers(
     runtime = Runtime(store, workflows=[chaos])
     log = tmp_path / "writes.log"
     await trigger(runtime, range(RUNS))
-    workers, done = Workers(place, log), asyncio.Event()
-    disturbing = asyncio.ensure_future(disturb(workers, done))
+    workers = Workers(place, log)
     try:
         count = await work_until_killed(runtime, workers)
-        kills = workers.kills
         await asyncio.wait_for(all_completed(store, count), DEADLINE)
     finally:
-        done.set()
-        await disturbing
         workers.stop()
-    assert kills >= MIN_KILLS
+    assert workers.kills >= MIN_KILLS
     assert workers.pauses > 0
     for n in range(count):
         run = await runtime.get_run(f"run-{n}")

@@ -18,6 +18,7 @@ import pytest
 from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import (
     AlreadyRunning,
+    Cancelled,
     NestedStep,
     RunFailed,
     RunOver,
@@ -851,3 +852,32 @@ async def test_an_event_of_a_race_that_another_race_cancels_is_not_lost() -> Non
     run = await runtime.get_run("t")
     assert run is not None
     assert run.output == "here"
+
+
+async def test_a_cancelled_run_keeps_a_transaction_whose_reply_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored from memory, it would lose the record, and what was committed could not be undone."""
+
+    @workflow("pay")
+    async def pay(step: Step) -> None:
+        async def charge(_: object) -> None:
+            active_runs.append(step._run)
+
+        await step.transaction("pay", charge)
+
+    async def lose_reply(*arguments: Any) -> None:
+        await commit(*arguments)
+        active_runs[0].stop(Cancelled("run", "enough"))
+        raise StoreUnavailable("the connection was lost")
+
+    active_runs: list[Any] = []
+    async with sqlite(tmp_path / "runs.db") as store:
+        commit = store.transact
+        monkeypatch.setattr(store, "transact", lose_reply)
+        runtime = Runtime(store, workflows=[pay])
+        with pytest.raises(StoreUnavailable):
+            await runtime.trigger(pay, run_id="run")
+        stored = await store.load("run")
+    assert stored is not None
+    assert [*stored["steps"]] == ["pay"]

@@ -301,6 +301,43 @@ async def test_a_sleeping_run_holds_no_permit_and_takes_its_turn_again(clock: Te
     assert [each for each in order if each.endswith("ends")] == ["a ends", "b ends"]
 
 
+async def test_a_worker_for_which_a_queue_has_no_room_takes_no_permits_of_its_keys(
+    clock: TestClock,
+) -> None:
+    """They would be missing where the queue is served, and some keys would get less than others."""
+    work, store = Work(clock), MemoryStore(clock=clock)
+    work.seconds = 10
+    send = work.workflow(Queue("emails", concurrency=1, per_key=Limits(concurrency=1)))
+    busy = Runtime(store, workflows=[send], clock=clock)
+    history = LeaseHistory(store, clock)
+    other = Runtime(history, workflows=[send], clock=clock)
+    await busy.trigger(send, "a1", wait=False)
+    async with Worker(busy, grace=0):
+        await clock.advance(1)
+        await busy.trigger(send, "b1", wait=False)
+        async with Worker(other, grace=0):
+            await clock.advance(5)
+    asked_for = {id.partition("#")[0] for call in history.calls for id in call.ids}
+    assert work.begun == ["a1"]
+    assert asked_for & {*PERMITS} == {PERMITS[0]}
+
+
+async def test_a_key_whose_permit_is_elsewhere_does_not_keep_others_waiting(
+    clock: TestClock,
+) -> None:
+    work, store = Work(clock), MemoryStore(clock=clock)
+    work.seconds = 1000
+    send = work.workflow(EMAILS)
+    runtimes = [Runtime(store, workflows=[send], clock=clock) for _ in range(2)]
+    await runtimes[0].trigger(send, "a1", wait=False)
+    async with Worker(runtimes[0], concurrency=1, grace=0):
+        await clock.advance(1)
+        await runtimes[0].trigger_many(send, ["a2", "b1"])
+        async with Worker(runtimes[1], grace=0):
+            await clock.advance(1)
+    assert work.begun == ["a1", "b1"]
+
+
 async def test_a_raised_limit_applies_to_queued_runs(clock: TestClock) -> None:
     work, store = Work(clock), MemoryStore(clock=clock)
     work.seconds = 10

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pymongo
-import pymysql
 import pytest
 
 from perdure import Runtime
@@ -22,11 +20,12 @@ from perdure.store import Store
 from perdure.stores import open_store
 from tests.durability.forked import forked
 from tests.durability.ledger import MOVES, amount_of, transfers, work
-from tests.servers import sqld
+from tests.lengths import LONG
+from tests.servers import mysql, sqld
 from tests.servers.process import Server
 
 NAMES = ("ana", "ben")
-KILLS = 50
+KILLS = 50 if LONG else 25
 DEADLINE = 30.0
 
 
@@ -85,14 +84,7 @@ class PostgresBank(SqlBank):
 
 class MysqlBank(SqlBank):
     def query(self, statement: str) -> Sequence[Sequence[Any]]:
-        at = urlsplit(self.url)
-        account: dict[str, Any] = {"host": at.hostname, "port": at.port, "user": at.username}
-        account |= {"password": at.password or "", "database": at.path.strip("/")}
-        with closing(pymysql.connect(**account)) as connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            connection.commit()
-            rows: Sequence[Sequence[Any]] = cursor.fetchall()
-            return rows
+        return mysql.query(self.url, statement)
 
 
 class SqliteBank(SqlBank):
@@ -218,6 +210,7 @@ async def all_over(store: Store, runs: Sequence[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_each_transfer_is_applied_once(bank: Bank) -> None:
     """The accounts balance after every kill, and in the end each transfer was made exactly once."""
     runs = [f"run-{n}" for n in range(KILLS)]

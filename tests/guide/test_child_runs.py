@@ -631,3 +631,31 @@ async def test_children_keep_to_the_limits_of_their_queue() -> None:
     runtime = Runtime(MemoryStore(), workflows=[email])
     assert (await run_of(runtime, newsletter)).output == 4
     assert most == 2
+
+
+async def test_the_duration_of_a_call_is_how_long_the_run_waited(clock: TestClock) -> None:
+    """In other activations, too: nothing of the parent is in memory while it waits."""
+
+    @workflow("rest")
+    async def rest(step: Step, hours: int) -> None:
+        await step.sleep("rest", timedelta(hours=hours))
+
+    @workflow("day")
+    async def day(step: Step) -> None:
+        await step.call("call", rest, 1)
+        await step.map_runs("map", rest, [1, 2])
+        await step.result("result", await step.start("start", rest, 3))
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[rest, day], clock=clock)
+    await runtime.trigger(day, run_id="day-1")
+    for _ in range(7):
+        await Worker(runtime).run_until_idle()
+        await clock.advance("1h")
+    run = await runtime.get_run("day-1")
+    assert run is not None
+    hours = {each.key: each.duration for each in run.history if each.duration}
+    assert hours == {
+        "call": timedelta(hours=1),
+        "map": timedelta(hours=2),
+        "result": timedelta(hours=3),
+    }

@@ -231,8 +231,19 @@ async def test_the_result_of_a_cancelled_run_is_cancelled(client: Client) -> Non
 async def test_a_result_can_time_out(client: Client) -> None:
     """The run continues. The error is Python's own `TimeoutError`."""
     run = await client.trigger(approval, run_id="approval-1")
-    with pytest.raises(TimeoutError, match=r"run 'approval-1' is still queued after 0\.02s"):
+    with pytest.raises(TimeoutError) as raised:
         await client.result(run, timeout="20ms")
+    assert str(raised.value) == (
+        "run 'approval-1' is still queued after 0.02s. Is a worker running that knows its "
+        "workflow? `perdure why approval-1` says what it waits for"
+    )
+
+
+async def test_a_result_that_times_out_says_in_which_state_the_run_is(store: MemoryStore) -> None:
+    runtime = Runtime(store, workflows=[approval])
+    run = await runtime.trigger(approval, run_id="approval-1")
+    with pytest.raises(TimeoutError, match=r"is still waiting after 0\.02s\. `perdure why"):
+        await runtime.result(run, timeout="20ms")
 
 
 async def test_the_result_of_an_unknown_run_is_an_error(client: Client) -> None:

@@ -39,7 +39,7 @@ async def insights(clock: TestClock) -> Insights:
 async def test_one_sentence_explains_why_a_run_makes_no_progress(insights: Insights) -> None:
     answer = await insights.why("order-2")
     assert answer.sentence == (
-        'Step "ship" failed after 2 attempts with CarrierDown. '
+        'Step "ship" failed after 2 attempts with CarrierDown: 503 from carrier. '
         "Nothing will happen until the run is retried."
     )
 

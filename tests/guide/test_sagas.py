@@ -323,3 +323,15 @@ async def test_branches_of_a_failed_block_are_cancelled_before_it_is_undone(
 
     run = await runtime.trigger(branches)
     assert (run.status, AGENCY.events) == ("failed", ["book seat", "cancel seat"])
+
+
+async def test_the_log_says_how_many_steps_are_undone(caplog: pytest.LogCaptureFixture) -> None:
+    @workflow("stay")
+    async def stay(step: Step[None]) -> str:
+        await step("room", AGENCY.book, "room", undo=AGENCY.cancel)
+        return await step("pay", AGENCY.pay)
+
+    await Runtime(MemoryStore()).trigger(stay)
+    await Runtime(MemoryStore()).trigger(trip)
+    assert "failed at step 'pay' (attempt 1); 1 step is undone: NoFunds()" in caplog.text
+    assert "failed at step 'pay' (attempt 1); 2 steps are undone: NoFunds()" in caplog.text

@@ -1,5 +1,8 @@
 """Mistakes that newcomers make: the error says what is wrong, where, and what to write instead."""
 
+from dataclasses import dataclass
+from datetime import datetime
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -70,6 +73,54 @@ async def test_a_payload_that_was_forgotten() -> None:
         await runtime.trigger(greet)
 
 
+async def test_a_payload_with_a_wrong_field() -> None:
+    @dataclass
+    class Address:
+        zip: str
+
+    @dataclass
+    class Customer:
+        name: str
+        address: Address
+
+    @workflow("register")
+    async def register(step: Step, customer: Customer) -> None: ...
+
+    payload: Any = {"name": 7, "address": {"zip": 1010}}
+    with pytest.raises(InvalidPayload) as raised:
+        await Runtime(MemoryStore()).trigger(register, payload)
+    assert raised.value.errors == (
+        "name: Expected `str`, got `int`",
+        "address.zip: Expected `str`, got `int`",
+    )
+
+
+async def test_a_payload_that_cannot_be_stored() -> None:
+    payload: Any = {"lock": Lock()}
+    with pytest.raises(InvalidPayload, match=r"\.lock: a value of class lock cannot be stored"):
+        await Runtime(MemoryStore()).trigger(workflow("anything")(anything), payload)
+
+
+async def anything(step: Step, payload: Any) -> Any:
+    return payload["lock"]
+
+
+async def test_an_output_that_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    async def locked(step: Step) -> Any:
+        return Lock()
+
+    await Runtime(MemoryStore()).trigger(workflow("locked")(locked), run_id="locked-1")
+    assert "run 'locked-1': its output (lock) cannot be restored exactly" in caplog.text
+    assert "Return plain data, or annotate the function" in caplog.text
+
+
+async def test_a_time_without_a_time_zone() -> None:
+    async def order(step: Step) -> None:
+        await step.sleep_until("new year", datetime(2030, 1, 1))
+
+    assert "datetime(2030, 1, 1, tzinfo=UTC)" in await error_of(order)
+
+
 async def test_a_run_instead_of_its_id() -> None:
     runtime: Any = Runtime(MemoryStore())
     run = await runtime.trigger(greet, "ana")
@@ -86,6 +137,19 @@ async def test_an_await_that_was_forgotten_before_the_last_step() -> None:
     assert "Write `return await step(…)`" in await error_of(order)
 
 
+@pytest.mark.parametrize("options", [{}, {"key": "a"}])
+async def test_an_await_that_was_forgotten_before_another_step(options: dict[str, Any]) -> None:
+    """Python names the call and its line; type checkers find it, too."""
+
+    async def order(step: Any) -> Any:
+        step("first", fetch, 1, **options)
+        return await step("second", fetch, 2)
+
+    with pytest.warns(RuntimeWarning, match="coroutine 'step' was never awaited"):
+        run = await Runtime(MemoryStore()).trigger(workflow("order")(order))
+    assert [each.key for each in run.history] == ["second"]
+
+
 async def test_an_await_that_was_forgotten_in_a_durable_run() -> None:
     async def order(step: Step) -> Any:
         return step("fetch", fetch, 1)
@@ -98,7 +162,14 @@ async def test_a_step_without_a_name() -> None:
     async def order(step: Any) -> Any:
         return await step(fetch, 1)
 
-    assert "id: expected the step's name, a non-empty string, before" in await error_of(order)
+    assert "id: expected the step's name, a non-empty string, as the first" in await error_of(order)
+
+
+async def test_a_race_without_a_name() -> None:
+    async def order(step: Any) -> None:
+        await step.race(step("a", fetch, 1), step("b", fetch, 2))
+
+    assert "the step's name, a non-empty string, as the first argument" in await error_of(order)
 
 
 async def test_items_and_function_in_the_wrong_order() -> None:

@@ -1,12 +1,15 @@
 """The documents of workers and the switches: how they are written, and what cannot be read."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure import Step, workflow
 from perdure.durable.in_flight import StepInFlight
 from perdure.durable.owners import new_owner
 from perdure.errors import InvalidArgument, MissingAbility
@@ -25,6 +28,7 @@ from perdure.presence import (
     set_switch,
     worker_id,
 )
+from perdure.presence.definitions import payload_schema
 from perdure.presence.documents import write_definition, write_throughput, write_worker
 from perdure.presence.durations import CLASSES, add_duration, class_of, percentile, total
 from perdure.presence.keys import (
@@ -236,3 +240,44 @@ def test_a_percentile_of_nothing_is_unknown() -> None:
 
 def test_counts_of_different_lengths_are_added() -> None:
     assert total([(1, 2), (), (0, 0, 3), (0,) * 40]) == (1, 2, 3)
+
+
+@dataclass
+class Item:
+    name: str
+
+
+@dataclass
+class Order:
+    items: list[Item]
+
+
+@dataclass
+class Tree:
+    children: "list[Tree]"
+
+
+def schema_of(payload_type: Any) -> Any:
+    async def function(step: Step, payload: Any) -> None: ...
+
+    function.__annotations__["payload"] = payload_type
+    return payload_schema(workflow("any")(function))
+
+
+def test_a_schema_shows_the_fields_of_the_payload_first() -> None:
+    schema = schema_of(Order)
+    assert (schema["type"], [*schema["properties"]], [*schema["$defs"]]) == (
+        "object",
+        ["items"],
+        ["Item"],
+    )
+    assert "$defs" not in schema_of(Item)
+
+
+def test_a_recursive_schema_keeps_its_definition() -> None:
+    schema = schema_of(Tree)
+    assert ([*schema["properties"]], [*schema["$defs"]]) == (["children"], ["Tree"])
+
+
+def test_a_schema_without_definitions_stays_as_it_is() -> None:
+    assert schema_of(int) == {"type": "integer"}

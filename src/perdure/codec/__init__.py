@@ -202,12 +202,14 @@ def encode(value: object, returns: object = None) -> JSONValue:
     """Return a value as JSON with tags, or raise `CodecError` if it could not be restored."""
     data, _, _, losses = prepare(value, lambda: returns)
     if losses:
+        loss = losses[0]
+        subject = "the value" if loss.cls is None else f"a value of class {loss.cls.__name__}"
         hint = (
             "it contains itself"
-            if losses[0].reason == "circular"
+            if loss.reason == "circular"
             else "neither JSON nor the given type can represent it"
         )
-        raise CodecError(f"the value cannot be stored: {hint}", losses[0].path)
+        raise CodecError(f"{subject} cannot be stored: {hint}", loss.path)
     return data
 
 

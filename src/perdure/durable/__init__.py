@@ -133,10 +133,11 @@ async def run(
 async def _run(request: Request, key: str | None) -> Result[Any, Any]:
     run = run_once if key is None else partial(run_with_key, key=key)
     try:
-        result = await run_when_free(request, run)
+        result = await (run_when_free(request, run) if request.wait else run(request))
     except _OUTCOMES as error:
         result = outcome_of(error)
-    await request.program.bus.flush()
+    if request.program.bus is not None:
+        await request.program.bus.flush()
     return result
 
 
@@ -160,8 +161,9 @@ def _program(
 ) -> Program:
     deps = as_deps(deps)
     body = body_of(fn, deps)
-    bus = Bus()
+    bus: Bus | None = None
     if on_event is not None:
+        bus = Bus()
         bus.subscribe(check_listener(on_event))
     return Program(
         body=body,

@@ -336,18 +336,15 @@ class Committer:
                 queue.observe(self._observers)
         self._observers.add(callback)
 
-    def appender(self, run_id: str) -> Callable[[Entry], Coroutine[Any, Any, Verdict]]:
-        """Return a function that returns the verdict on an entry of a run once it is durable.
-
-        The entries of a run keep their order.
-        """
+    def queue_of(self, run_id: str) -> BatchQueue[Entry, Verdict]:
+        """Return the queue for the entries of a run, which keep their order."""
         # One queue per run: if an entry could overtake another, the store would mistake the late
         # one for a repetition.
-        return self._entries[hash(run_id) % len(self._entries)].submit
+        return self._entries[hash(run_id) % len(self._entries)]
 
     def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
         """Return the verdict on an entry once it is durable."""
-        return self.appender(entry.id)(entry)
+        return self.queue_of(entry.id).submit(entry)
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
         """Return the requested lease, or a refusal."""

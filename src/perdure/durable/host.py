@@ -47,9 +47,10 @@ REPLAY = "~replay:"
 class RunHost(calls.RunHost, ABC):
     """A run in this process: its history, its lease, and its execution once it has started.
 
-    `leftovers` are messages that no wait will receive: they are consumed when the run is left.
-    `replay` calls the function to learn how its steps are undone. Middleware is told `due_at`: when
-    the run became due, if that is known.
+    `open_outbox` creates the outbox of a run that may act on other runs. `leftovers` are messages
+    that no wait will receive: they are consumed when the run is left. `replay` calls the function
+    to learn how its steps are undone. Middleware is told `due_at`: when the run became due, if that
+    is known.
     """
 
     def __init__(
@@ -66,18 +67,19 @@ class RunHost(calls.RunHost, ABC):
         self.lease = None if grant is None else grant.lease
         self.takeovers = 0 if grant is None else grant.takeovers
         self.clock = session.clock
-        self._inbox: list[Message] = []
+        self._inbox: Sequence[Message] = ()
         if grant is not None:
             # The run uses the store's time, taken from the grant or from `now`, whichever is later.
             self.clock = SyncedClock(session.clock, max(grant.now, now or grant.now))
-            self._inbox = list(grant.inbox)
+            self._inbox = grant.inbox
         self._inbox_read_at = self.clock.now() if grant is None else grant.now
         self.entries = 0
         self.always_replay = False
         self.suspend_after = LONG_DELAY
         self._leaves_memory = False
         self.on_message: Callable[[], None] | None = None
-        self.outbox: Outbox | None = None
+        self.open_outbox: Callable[[RunHost], Outbox] | None = None
+        self._outbox: Outbox | None = None
         self.around: Around | None = None
         self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
@@ -127,6 +129,14 @@ class RunHost(calls.RunHost, ABC):
                 always_replay=self.always_replay,
             )
         return self._suspension
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The deliveries of the run, if it may act on other runs."""
+        # Created on first use, because most runs do not.
+        if self._outbox is None and self.open_outbox is not None:
+            self._outbox = self.open_outbox(self)
+        return self._outbox
 
     @property
     def suspended_waits(self) -> list[PendingWait] | None:
@@ -237,7 +247,8 @@ class RunHost(calls.RunHost, ABC):
         thousands of finished runs would make expensive.
         """
         self._execution = self._suspension = self._reports = None
-        self.replay = self.on_message = self.outbox = self.around = None
+        self.replay = self.on_message = self.around = None
+        self._outbox = self.open_outbox = None
 
     def update_lease(self, lease: Lease) -> None:
         """Continue with the lease's new expiry, and check for messages that have arrived."""
@@ -269,7 +280,7 @@ class RunHost(calls.RunHost, ABC):
 
     async def deliver_rest(self) -> None:
         """Deliver everything in the outbox of the stored run."""
-        if self.outbox is not None and self.history.outbox:
+        if self.history.outbox and self.outbox is not None:
             self.outbox.deliver(self.history.outbox)
             await self.outbox.drain()
 

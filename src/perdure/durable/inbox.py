@@ -2,7 +2,7 @@
 
 import logging
 from bisect import insort
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from perdure.clock import Clock
@@ -26,12 +26,12 @@ class Inbox:
         self,
         read_messages: Callable[[], Awaitable[list[Message]]],
         clock: Clock,
-        messages: list[Message],
+        messages: Sequence[Message],
         checked_at: datetime,
     ) -> None:
         self._read_messages = read_messages
         self._clock = clock
-        self._messages = messages
+        self._messages = list(messages)
         self._checked_at = checked_at
         self._last_read = 0
         self._handed_out_ids: set[str] = set()

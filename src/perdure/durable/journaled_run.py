@@ -44,8 +44,8 @@ class JournaledRun(RunHost):
         self._epoch = grant.lease.epoch
         self._n = 0
         self._undelivered: dict[int, Mapping[str, OutboxItem | None]] = {}
-        self._closed_message_ids: list[str] = []
-        self._append = session.committer.appender(self.id)
+        self._closed_message_ids: tuple[str, ...] = ()
+        self._queue = session.committer.queue_of(self.id)
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Append the step's record to the journal."""
@@ -55,7 +55,7 @@ class JournaledRun(RunHost):
         interruption: Interrupted | None = None
         try:
             # Nothing was awaited since the entry got its number, so entries are queued in order.
-            verdict = await self._append(entry)
+            verdict = await self._queue.submit(entry)
         except Interrupted as error:
             interruption, verdict = error, error.answer
         if verdict is not Verdict.ACCEPTED and not _was_deleted(entry, verdict):
@@ -118,7 +118,7 @@ class JournaledRun(RunHost):
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
         """Append the outcome of the run; the lease is kept."""
-        is_cancelled = await self._close_asks(())
+        is_cancelled = bool(self.history.asks) and await self._close_asks(())
         # Otherwise open waits would remain in the snapshot beside the outcome.
         await self._write_delta({**block, "pending": []})
         if is_cancelled:
@@ -132,8 +132,6 @@ class JournaledRun(RunHost):
         was cancelled in the meantime.
         """
         history = self.history
-        if not history.asks:
-            return False
         kept_events = {wait.get("event") for wait in kept_waits}
         dropped_waits = [wait for event, wait in history.asks.items() if event not in kept_events]
         if not dropped_waits:
@@ -146,7 +144,7 @@ class JournaledRun(RunHost):
         for wait, answer in zip(dropped_waits, first, strict=True):
             del history.asks[wait.get("event", "")]
             if answer is not None:
-                self._closed_message_ids.append(answer.message_id)
+                self._closed_message_ids += (answer.message_id,)
                 if (act := unseen_act(wait, answer)) is not None:
                     history.add_act(act)
         return is_cancelled
@@ -200,11 +198,11 @@ class JournaledRun(RunHost):
         This and the wake time are one fenced write.
         """
         data = b""
-        is_cancelled = await self._close_asks(block.get("pending", ()))
+        is_cancelled = bool(self.history.asks) and await self._close_asks(block.get("pending", ()))
         if not rest.delete:
-            if self.outbox is not None:
+            if self._outbox is not None:
                 # Before the snapshot is encoded, so that it does not contain delivered items.
-                await self.outbox.drain()
+                await self._outbox.drain()
             if self.history.outbox and rest.status != "paused":
                 # No process delivers items while the run is at rest, so wake the next owner at
                 # once.

@@ -25,11 +25,11 @@ from perdure.engine.history import History
 from perdure.engine.middleware import Activation, Around, Middleware
 from perdure.engine.replay import Replay
 from perdure.engine.step import Step
-from perdure.engine.tasks import Task, cancel_and_wait, detached, outside_runs
+from perdure.engine.tasks import Task, cancel_and_wait, detached, exception_of, outside_runs
 from perdure.errors import Cancelled, DeadlinePassed, PerdureError
 from perdure.events import Bus
 from perdure.result import Err, Result
-from perdure.store import Grant, Rest, can_journal
+from perdure.store import Grant, Rest
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,15 @@ class Program(Environment, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is stopped. `around` is
-    called around the function and its steps. Listeners are told how it ends if `is_function`;
-    otherwise `body` is something else, such as a rollback, and `function` is the run's function.
+    called around the function and its steps. The listeners of `bus` are told how it ends if
+    `is_function`; otherwise `body` is something else, such as a rollback, and `function` is the
+    run's function.
     """
 
     body: Body
     function: Body | None = None
     random: Random
-    bus: Bus
+    bus: Bus | None = None
     deadline: datetime | None = None
     suspend_after: timedelta | None = None
     always_replay: bool = False
@@ -67,7 +68,7 @@ def open_host(
 
     `now` overrides the time of the grant if it is later.
     """
-    if grant is not None and can_journal(session.store):
+    if grant is not None and session.has_journal:
         return JournaledRun(session, history, grant, now)
     return SnapshotRun(session, id, history, grant)
 
@@ -114,18 +115,19 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     if not host.is_saved:
         await save_first(host)
     with outside_runs():
-        # The context is copied before the function can change it: a replay begins as the run did.
-        host.replay = partial(_learn_undos, host, program, copy_context())
+        # Copied before the function can change it: a replay begins as the run did.
+        context = copy_context()
+    host.replay = partial(_learn_undos, host, program, context)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
-    timer = _start_timer(execution, program.deadline)
+    timer = None if program.deadline is None else _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
     # A separate task, so that a cancellation of the caller does not reach the function before the
     # run is stopped.
     task = detached(run_function(execution, body, announce=program.is_function))
     try:
-        await _end_of(task)
+        await _end_of(task, context)
     except asyncio.CancelledError:
         # Stopped first, so that the function begins no further step, whatever it catches.
         execution.stop(Cancelled(host.id, "the task that ran it was cancelled"))
@@ -141,7 +143,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     # A stopped run has no result, even if the function caught the error and returned a value.
     if execution.stopped_by is None:
         return Err(_cancelled_itself(host)) if task.cancelled() else task.result()
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if (error := exception_of(task)) is not None:
         logger.debug("run %r unwound with %r", host.id, error)
     return None
 
@@ -178,7 +180,7 @@ async def _learn_undos(host: RunHost, program: Program, context: Context) -> Und
     body: Body = lambda step: around.run(lambda: function(step))  # noqa: E731  # as above
     task = detached(replay.learn(body), context)
     try:
-        await _end_of(task)
+        await _end_of(task, context)
     finally:
         # The run may have been stopped in the meantime, and must not leave a replay behind.
         await cancel_and_wait([task])
@@ -187,17 +189,23 @@ async def _learn_undos(host: RunHost, program: Program, context: Context) -> Und
     return Undos(replay.undos, stopped_by if isinstance(stopped_by, Exception) else None)
 
 
-def _end_of(task: Task) -> asyncio.Future[None]:
-    """Return a future for the end of a task; cancelling its waiter does not cancel the task."""
+def _end_of(task: Task, context: Context) -> asyncio.Future[None]:
+    """Return a future for the end of a task; cancelling its waiter does not cancel the task.
+
+    It is set in `context`. Without one, asyncio would copy the current context for the callback.
+    """
     end: asyncio.Future[None] = task.get_loop().create_future()
-    task.add_done_callback(lambda _: None if end.done() else end.set_result(None))
+    task.add_done_callback(partial(_set_done, end), context=context)
     return end
 
 
-def _start_timer(execution: Execution, deadline: datetime | None) -> Task | None:
+def _set_done(end: asyncio.Future[None], _: Task) -> None:
+    if not end.done():
+        end.set_result(None)
+
+
+def _start_timer(execution: Execution, deadline: datetime) -> Task | None:
     """Stop the run when its deadline passes, or at once if it has passed."""
-    if deadline is None:
-        return None
     error = DeadlinePassed(execution.run_id, deadline)
     remaining = deadline - execution.clock.now()
     if remaining <= timedelta(0):

@@ -55,8 +55,11 @@ def _describe_completed(
         value, lambda: codec.return_type(fn), "output", types
     )
     for loss in losses:
+        class_name = "" if loss.cls is None else f" ({loss.cls.__name__})"
         logger.warning(
-            "run %r: its %s cannot be recorded as it is (%s)", host.id, loss.path, loss.reason
+            "run %r: its %s%s cannot be restored exactly (%s), so its result is what was recorded. "
+            "Return plain data, or annotate the function with the type that it returns",
+            *(host.id, loss.path, class_name, loss.reason),
         )
     facts: dict[str, Any] = {"output": data}
     if is_typed:

@@ -31,13 +31,14 @@ from perdure.durable.rollback import (
 from perdure.durable.session import Session, borrow, is_running, store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
-from perdure.result import Ok, Result
+from perdure.result import Err, Ok, Result
 from perdure.snapshot import Snapshot, assert_valid_snapshot, new_seed, new_snapshot, set_generation
 from perdure.snapshot.record import outcome_of, result_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
 logger = logging.getLogger(__name__)
 
+_random = SystemRandom()
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0
 """Seconds between attempts to lease a run that is owned."""
 
@@ -74,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
     replay_errors: bool
     wait: timedelta
     clock: Clock
-    seed: str = msgspec.field(default_factory=lambda: new_seed(SystemRandom()))
+    seed: str = msgspec.field(default_factory=lambda: new_seed(_random))
 
     def session(self) -> Session:
         """Return the session of the call's store; enter it to use it."""
@@ -116,7 +117,14 @@ async def run_once(request: Request) -> Result[Any, Any]:
             raise AlreadyRunning(request.id, "here")
         session.running_ids[request.id] += 1
         try:
-            return await _run_in(session, request)
+            host = await _open(session, request)
+            if isinstance(host, Ok | Err):
+                return host
+            was_undone = host.history.rollback is not None
+            result = await _continue(host, request)
+            if was_undone or host.history.rollback is None:
+                return result
+            return await _undo(session, request, result)
         finally:
             session.running_ids[request.id] -= 1
             if not session.running_ids[request.id]:
@@ -124,14 +132,15 @@ async def run_once(request: Request) -> Result[Any, Any]:
                 del session.running_ids[request.id]
 
 
-async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
+async def _open(session: Session, request: Request) -> RunHost | Result[Any, Any]:
+    """Return the run, ready to be continued, or its result if it is completed."""
+    has_leases = can_lease(request.store)
     # A completed run that was kept is only read. Any other run is read with its lease.
-    must_load = request.keep or not can_lease(request.store)
-    snapshot = await _load(request) if must_load else None
+    snapshot = await _load(request) if request.keep or not has_leases else None
     if snapshot is not None and (result := request.result_in(snapshot)) is not None:
         return result
     grant = None
-    if can_lease(request.store):
+    if has_leases:
         answer = await lease(session, request)
         if isinstance(answer, Refusal):
             return await _result_of_another(request, answer)
@@ -143,17 +152,8 @@ async def _run_in(session: Session, request: Request) -> Result[Any, Any]:
         await host.settle(snapshot["execution"], Rest("completed"))
         return result
     if snapshot is None:
-        host = _begin(session, request, grant)
-    else:
-        host = await _resume(session, request, grant, snapshot)
-    is_undone = host.history.rollback is not None
-    try:
-        result = await _continue(host, request)
-    finally:
-        host.free()
-    if is_undone or host.history.rollback is None:
-        return result
-    return await _undo(session, request, result)
+        return _begin(session, request, grant)
+    return await _resume(session, request, grant, snapshot)
 
 
 async def _load(request: Request) -> Snapshot | None:
@@ -290,24 +290,35 @@ async def _undo(session: Session, request: Request, result: Result[Any, Any]) ->
         grant = answer
     snapshot = await _load(request) if grant is None else grant.snapshot
     host = open_host(session, request.id, History(request.id, snapshot), grant)
-    try:
-        return await _continue(host, request, result)
-    finally:
-        host.free()
+    return await _continue(host, request, result)
 
 
 async def _continue(
     host: RunHost, request: Request, failure: Result[Any, Any] | None = None
 ) -> Result[Any, Any]:
-    is_undone = host.history.rollback is not None
-    execute = roll_back if is_undone else run_to_rest
-    result = await execute(host, request.program)
+    """Run the function, or undo its steps after a failure, and settle the run."""
+    execute = run_to_rest if host.history.rollback is None else roll_back
+    try:
+        result = await execute(host, request.program)
+        return await _settle(host, request, result, failure)
+    finally:
+        host.free()
+
+
+async def _settle(
+    host: RunHost,
+    request: Request,
+    result: Result[Any, Any] | None,
+    failure: Result[Any, Any] | None,
+) -> Result[Any, Any]:
+    """Store the outcome of a run, or delete the run if it is completed and not kept."""
     if (reason := host.execution.stopped_by) is not None:
         # A record did not become durable, or the run is no longer ours: leave it as it is stored.
         if not isinstance(reason, LeaseLost):
             await log_failure(host.release())
         return outcome_of(reason)
     assert result is not None, "a run of durable.run waits in memory"
+    is_undone = host.history.rollback is not None
     # A failed run stays, so that the next call can continue it.
     delete = result.ok and not request.keep and not is_undone
     if is_undone:

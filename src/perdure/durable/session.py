@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,6 +32,7 @@ from perdure.store import (
     can_inbox,
     can_journal,
     require_inbox,
+    require_journal,
     require_lease,
 )
 
@@ -90,8 +91,9 @@ class Session:
         self.store = store
         self.clock = clock
         self.lease_ttl = lease_ttl
+        self.has_journal = can_journal(store)
         self.loop = asyncio.get_running_loop()
-        self.running_ids: Counter[str] = Counter()
+        self.running_ids: defaultdict[str, int] = defaultdict(int)
         self.keys: dict[str, asyncio.Event] = {}
         self.workers: set[Callable[[], None]] = set()
         self._runs: dict[str, LeasedRun] = {}
@@ -110,8 +112,8 @@ class Session:
 
     async def __aenter__(self) -> "Session":
         self._users += 1
-        if self._committer is None and can_journal(self.store):
-            self._committer = Committer(self.store, require_lease(self.store))
+        if self._committer is None and self.has_journal:
+            self._committer = Committer(require_journal(self.store), require_lease(self.store))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -125,6 +125,15 @@ class ActiveRun:
                 self.branches.cancel()
         return self._stopped_by
 
+    def stop_unsure(self, error: BaseException) -> BaseException:
+        """Stop the run because a write may have succeeded, whatever stopped it before.
+
+        It is left as it is stored. If a cancelled run were stored from memory, a committed
+        transaction could lose its record.
+        """
+        self._stopped_by = None
+        return self.stop(error)
+
     def begin_again(self, data: object) -> None:
         """Stop the run to continue as new with this input, once nothing is in flight.
 

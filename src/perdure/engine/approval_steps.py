@@ -75,6 +75,11 @@ class ApprovalSteps:
     ) -> Coroutine[object, None, Approval[Any]]:
         """Ask a person, and wait for the answer, which has `expired` after the timeout.
 
+        ```python
+        answer = await step.approval("discount", "Grant 20 %?", to="sales", timeout="3d")
+        cents = 3360 if answer.approved else 4200
+        ```
+
         `to` is the addressee, by which open approvals can be listed. `data` is shown with the
         question. With `options`, the person chooses one of them. `returns` is the type of
         `Approval.value`. Once the question is durable, `notify` is called with it, as a step whose

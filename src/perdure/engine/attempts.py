@@ -47,7 +47,12 @@ async def attempts(run: ActiveRun, call: StepCall, once: Callable[[], Awaitable[
             if retry is None or not _tries_again(run, retry, call, error):
                 raise
             failure = error
-        await _pause(run, call, retry, failure)
+        try:
+            await _pause(run, call, retry, failure)
+        finally:
+            # Its traceback refers to this frame: otherwise a suspended run would stay in memory
+            # until the next garbage collection.
+            del failure
         call.attempt += 1
         run.retries += 1
 

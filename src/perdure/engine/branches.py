@@ -27,6 +27,7 @@ from perdure.engine.tasks import (
     Task,
     cancel_and_wait,
     current_task,
+    exception_of,
     is_created_by_wait_for,
 )
 from perdure.errors import NestedStep, WrongRun
@@ -174,7 +175,8 @@ class Branches:
     def __init__(self) -> None:
         self._root: Branch | None = None
         self.tasks: dict[Task, Branch] = {}
-        self.parked_tasks: set[Task] = set()
+        # A dict is smaller than a set as long as no branch waits, which is true of most runs.
+        self.parked_tasks: dict[Task, None] = {}
         self.calls: set[Leaf] = set()
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
@@ -260,6 +262,9 @@ class Branches:
 
     def _remove(self, task: Task) -> None:
         self.tasks.pop(task, None)
+        if self.is_cancelled and task.cancelled():
+            # The run is leaving memory, and the traceback of this task must not keep it there.
+            exception_of(task)
         self.notify_change()
 
     @property
@@ -281,12 +286,12 @@ class Branches:
 
     def park(self, task: Task) -> None:
         """Note that a call enters a durable wait."""
-        self.parked_tasks.add(task)
+        self.parked_tasks[task] = None
         self._stopped_working()
 
     def unpark(self, task: Task) -> None:
         """Note that a durable wait is over; its call continues by writing its record."""
-        self.parked_tasks.discard(task)
+        self.parked_tasks.pop(task, None)
 
     def _stopped_working(self) -> None:
         if self.on_change is not None:

@@ -92,6 +92,10 @@ class ChildSteps:
     ) -> Coroutine[object, None, Any]:
         """Start a run of another workflow, wait for its end, and return its output.
 
+        ```python
+        receipt = await step.call("pay", order, 4200)
+        ```
+
         A worker executes the child; while this run waits, it can leave memory. If the child fails
         or is cancelled, `RunFailed` is raised, with the child's exception as its cause. Its id
         consists of this run's id, generation and call, unless `run_id` is passed. It has the tags
@@ -241,6 +245,10 @@ class ChildSteps:
         **options: Unpack[MapOptions],
     ) -> Coroutine[object, None, list[Any]]:
         """Start a run for each item, wait for all of them, and return their outputs in order.
+
+        ```python
+        receipts = await step.map_runs("pay", order, [4200, 999])
+        ```
 
         This run wakes once, when the last of them has ended, however many there are. If some have
         failed, the `RunFailed` of the first, in the order of the items, is then raised. With

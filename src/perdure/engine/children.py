@@ -68,6 +68,8 @@ async def call_run(
             reply_to = {"run": run.run_id, "event": wait.get("event")}
             item = children.new_run(target, payload, child, call.wait_id(), options, reply_to)
             await _open(run, host, wait, item)
+        else:
+            run.count_from(call, wait.get("since"))
         return await _receive_end(run, call, wait, target)
 
 
@@ -124,6 +126,8 @@ async def await_run(
                 wake_at = run.clock.now() + parse_duration(timeout, "timeout")
                 wait["wakeAt"] = isoformat(wake_at)
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
+        else:
+            run.count_from(call, wait.get("since"))
         return await _receive_end(run, call, wait, children.find(ref.workflow))
 
 

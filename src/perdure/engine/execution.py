@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure import codec
 from perdure.cache import StepCache
-from perdure.clock import Clock
+from perdure.clock import Clock, parse_iso
 from perdure.engine.active_run import ActiveRun
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
@@ -27,6 +27,7 @@ from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.engine.turns import Turns
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
     Event,
@@ -50,7 +51,7 @@ from perdure.snapshot.record import (
 )
 from perdure.validation import RESERVED, check_text, check_unreserved
 
-_STEP_NAME = "the step's name, a non-empty string, before its function"
+_STEP_NAME = "the step's name, a non-empty string, as the first argument"
 
 
 class Execution(ActiveRun):
@@ -64,6 +65,7 @@ class Execution(ActiveRun):
 
     __slots__ = (
         "_keys_in_use",
+        "_turns",
         "arguments",
         "cache",
         "callback_url",
@@ -107,8 +109,9 @@ class Execution(ActiveRun):
         self.failures: dict[str, BaseException] = {}
         self.saga_failures: dict[str, BaseException] = {}
         self.open_asks: dict[str, PendingWait] = {}
-        self.unseen_events: list[tuple[Branch, StepCall]] = []
+        self.unseen_events: tuple[tuple[Branch, StepCall], ...] = ()
         self._keys_in_use: dict[str, asyncio.Event] = {}
+        self._turns: Turns | None = None
 
     def call(
         self,
@@ -182,7 +185,7 @@ class Execution(ActiveRun):
         """
         if (key := self.history.find(call.path, call.call)) is not None:
             record = self._record_for(call, key)
-            if self.gated:
+            if self.gated or len(self.branches.tasks) > 1:
                 return await self.answer(call, key, record)
             return self.replay(call, key, record)
         if self.gated or call.gate is not None:
@@ -280,8 +283,41 @@ class Execution(ActiveRun):
         raise error
 
     async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return or raise what was recorded; a `Replay` does so in the order of the records."""
+        """Return or raise what was recorded, in the order of the records."""
+        # A single branch makes its calls in this order anyway.
+        if len(self.branches.tasks) > 1:
+            if self._turns is None:
+                self._turns = Turns(self.history, self.branches, key)
+                self.gated = True
+            try:
+                await self._stay_in_memory(call, self._turns.wait(key))
+            except asyncio.CancelledError:
+                if self.live and call.kind == "event":
+                    # A race that ends this branch makes the event available to the next wait.
+                    call.record_key = key
+                    branch = self.branches.current(self.run_id, call.id)
+                    self.unseen_events += ((branch, call),)
+                raise
+            self.check_live(call.id)
         return self.replay(call, key, record)
+
+    async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
+        """Stop a call without a record if it may not begin, or not yet."""
+        if self._turns is not None:
+            # What was recorded before must be seen before.
+            await self._stay_in_memory(call, self._turns.ended())
+        await super().gate(call, is_wait=is_wait)
+
+    async def _stay_in_memory(self, call: StepCall, turn: Awaitable[None]) -> None:
+        """Wait for the turn of a call; the run must not be suspended in the meantime.
+
+        It would be stored without the waits that the branch has not reached again yet.
+        """
+        self.branches.begin(call)
+        try:
+            await turn
+        finally:
+            self.branches.end(call)
 
     def value_of(self, call: StepCall, key: str) -> Any:
         """Return the value of a recorded step."""
@@ -300,6 +336,12 @@ class Execution(ActiveRun):
         if self._emit is not None and call.limit is None and call.kind not in WAITS:
             self.tell(StepStart, call, call.record_key)
         call.started_at = self.clock.monotonic()
+
+    def count_from(self, call: StepCall, since: str | None) -> None:
+        """Let a call that began in an earlier activation have its total duration."""
+        if since is not None:
+            elapsed = self.clock.now() - parse_iso(since)
+            call.started_at -= max(elapsed.total_seconds(), 0)
 
     def in_flight(self, call: StepCall) -> "InFlight":
         """Return a context manager that keeps a call in flight, if it is not just a function."""
@@ -427,6 +469,10 @@ class Execution(ActiveRun):
     def sagas_that_ended_it(self) -> list[str]:
         """Return the keys of the sagas that the failure passed through."""
         return passing_through(self.saga_failures, self.failures, self.ended_by)
+
+
+# If a user forgets an `await`, Python warns: "coroutine 'step' was never awaited".
+Execution._execute.__qualname__ = Execution._perform_keyed.__qualname__ = "step"
 
 
 class InFlight:

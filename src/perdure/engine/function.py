@@ -92,8 +92,16 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
         if run.stopped_by is not None:
             # The run was stopped before its task started.
             run.branches.cancel()
+        step = run.branches.handle = Step(run)
         try:
-            return await _outcome(run, body)
+            value = await body(step)
+            if isinstance(value, Coroutine):
+                raise _forgotten_await(value)
+        except Exception as error:  # noqa: BLE001  # the user's function
+            run.ended_by = run.stopped_by or error
+            return outcome_of(run.ended_by)
+        else:
+            return _outcome(run, value)
         finally:
             # First of all: branches that are about to be cancelled must not begin another step.
             run.end()
@@ -101,15 +109,8 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
                 await run.branches.unwind()
 
 
-async def _outcome(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-    step = run.branches.handle = Step(run)
-    try:
-        value = await body(step)
-        if isinstance(value, Coroutine):
-            raise _forgotten_await(value)
-    except Exception as error:  # noqa: BLE001  # the user's function
-        run.ended_by = run.stopped_by or error
-        return outcome_of(run.ended_by)
+def _outcome(run: Execution, value: object) -> Result[Any, Any]:
+    """Return the result of a function that returned this value."""
     if run.stopped_by is not None:
         # The function caught the error that stopped the run, and continued; its return value is not
         # based on durable records.

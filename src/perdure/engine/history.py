@@ -72,8 +72,11 @@ class History(Records):
         self.metadata: Tracked[Any] = Tracked(
             None if snapshot is None else snapshot.get("metadata")
         )
-        self.waits: Tracked[PendingWait] = Tracked({wait["id"]: wait for wait in waits})
-        self.asks = asks_among(waits)
+        self.waits: Tracked[PendingWait] = Tracked()
+        self.asks: dict[str, PendingWait] = {}
+        if waits:
+            self.waits.update((wait["id"], wait) for wait in waits)
+            self.asks = asks_among(waits)
         self.outbox: Tracked[OutboxItem] = Tracked(
             None if snapshot is None else outbox_of(snapshot)
         )
@@ -84,7 +87,7 @@ class History(Records):
         self._ahead: Ahead | None = None
         if snapshot is not None:
             self.name = snapshot.get("workflowName") or name
-            self.warnings.extend(snapshot.get("warnings") or ())
+            self.warnings = tuple(snapshot.get("warnings") or ())
             self.rollback = rollback_of(snapshot)
             self.load(snapshot["steps"])
 
@@ -113,7 +116,7 @@ class History(Records):
                 record.get("branch", ""), record.get("sagas", ())
             )
         if "unclaimed" in record:
-            self._silent.add(key)
+            self._silent[key] = None
             if record["unclaimed"]:
                 self.unclaimed[key] = record
 
@@ -303,7 +306,7 @@ class History(Records):
         duplicate = History(self.name)
         duplicate._records = dict(self._records)
         duplicate.metadata = self.metadata
-        duplicate.warnings = list(self.warnings)
+        duplicate.warnings = self.warnings
         return duplicate
 
     def encode(

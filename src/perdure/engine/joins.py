@@ -352,13 +352,13 @@ def _unclaimed_below(run: Execution, parent: Branch) -> dict[str, bytes]:
     winner also makes it available to the next wait. If the process dies between the two writes, the
     branch is answered from its record, and may win the race instead.
     """
-    events, run.unseen_events = run.unseen_events, []
+    events, run.unseen_events = run.unseen_events, ()
     unclaimed: dict[str, bytes] = {}
     for branch, call in events:
         if branch.is_below(parent):
             unclaimed |= run.history.mark_unclaimed(call.record_key)
         else:
-            run.unseen_events.append((branch, call))
+            run.unseen_events += ((branch, call),)
     return unclaimed
 
 
@@ -368,7 +368,7 @@ def _note_unseen(run: Execution, racers: Iterable[Racer]) -> None:
         for call in racer.waits:
             if (key := run.history.find(call.path, call.call)) is not None:
                 call.record_key = key
-                run.unseen_events.append((racer.branch, call))
+                run.unseen_events += ((racer.branch, call),)
 
 
 def _unclaimed_by(run: Execution, winner: Racer, racers: Iterable[Racer]) -> dict[str, bytes]:

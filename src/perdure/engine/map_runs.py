@@ -64,6 +64,8 @@ class RunMap:
         self._is_seen = False
         # Children that failed or were cancelled before this time were continued.
         self._retried_at: str = run.history.metadata.get("retriedAt", "")
+        # When the first runs were started, or continued; perhaps in an earlier activation.
+        self._started_at: str | None = self._retried_at or None
 
     async def conclude(self, failure: RunFailed | None) -> None:
         """Record that the function sees the results, or a failure, which is then raised.
@@ -75,6 +77,7 @@ class RunMap:
             return
         async with self._run.in_flight(self._call):
             self._call.consumes = ()
+            self._run.count_from(self._call, self._started_at)
             if failure is None:
                 await self._run.succeed(self._call, self._retried_at)
             else:
@@ -108,8 +111,10 @@ class RunMap:
             call.kind = "start"
             recorded_call = self._run.find_record(call)
             if recorded_call is None:
+                self._started_at = self._started_at or isoformat(self._run.clock.now())
                 facts = await self._start_chunk(call, first)
             else:
+                self._started_at = self._started_at or recorded_call[1].get("at")
                 facts = await self._run.answer(call, *recorded_call)
             self._check_same(call, facts)
             self._base, self._event = facts["base"], facts["event"]
@@ -170,6 +175,7 @@ class RunMap:
         """Wait for the message that reports a complete log; the first record consumes it."""
         call = self._call
         async with self._run.in_flight(call):
+            self._run.count_from(call, self._started_at)
             try:
                 if await self._is_complete():
                     return

@@ -74,6 +74,10 @@ class ParallelSteps:
     def all(self, *work: Any) -> Coroutine[object, None, Any]:
         """Await all arguments at once, each in its own branch; return a tuple of their values.
 
+        ```python
+        receipt, parcel = await step.all(step("charge", charge, 4200), step("pack", pack, "pen"))
+        ```
+
         All of them are awaited to the end, so that finished work is recorded; then the first
         failure, in order, is raised. They are calls of steps, waits, or coroutines that call
         several steps. A mapping of names to functions runs a step for each name, and returns the
@@ -225,6 +229,10 @@ class ParallelSteps:
     ) -> Coroutine[object, None, list[Any]]:
         """Run a step for each item, up to `concurrency` at once; return the values in order.
 
+        ```python
+        parcels = await step.map("pack", ["pen", "ink", "paper"], pack, concurrency=2)
+        ```
+
         `retry`, `timeout` and `undo` apply to each step. A record is named after the item's index,
         or after `key(item)`, so that items may be added or reordered. After a failure, no other
         step is started; running steps finish, and the first failure, in the order of the items, is
@@ -286,12 +294,16 @@ class ParallelSteps:
     def race(self, id: str, /, *work: Any) -> Coroutine[object, None, Any]:
         """Run all arguments at once; return the index and the value of the first to finish.
 
+        ```python
+        index, parcel = await step.race("pack", step("a", pack, "pen"), step("b", pack, "ink"))
+        ```
+
         The others are cancelled. The winner is recorded, and a replay starts only the winner. The
         arguments are calls of steps, waits, or coroutines that call several steps. With a mapping
         of names to functions, each function is called in its own branch, and the winner's name is
         returned.
         """
-        with closed_if_refused(work):
+        with closed_if_refused((id, *work)):
             names, branches = _racers(work)
             call = self._run.call(id, self.race)
             call.kind = "race"

@@ -7,7 +7,7 @@ recorded. Loaded records stay dicts.
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -64,24 +64,26 @@ class Records:
         self._records: dict[str, Stored] = {}
         self._calls: dict[str, dict[str, str]] = {}
         self._numbers, self._next_number = 0, 1
-        self._early_records: list[tuple[int, str]] = []
+        self._early_records: list[tuple[int, str]] | None = None
         self._next_counts: dict[str, int] = {}
-        self._foreign: set[str] = set()
-        self._loaded: set[str] = set()
-        self._silent: set[str] = set()
+        # Dicts, because thousands of runs have none of these keys: an empty set takes 216 bytes and
+        # is examined by the garbage collector, an empty dict takes 64 and is not.
+        self._foreign: dict[str, None] = {}
+        self._loaded: dict[str, None] = {}
+        self._silent: dict[str, None] = {}
         self._skipped_paths = _NOTHING
         self.last_key: str | None = None
-        self.warnings: list[Any] = []
+        self.warnings: tuple[Any, ...] = ()
 
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add earlier records, made by us or by another writer of the format."""
         self._records.update(records)
-        self._loaded.update(records)
+        self._loaded.update(dict.fromkeys(records))
         root = self._calls.setdefault("", {})
         for key, record in records.items():
             # Only perdure writes this field.
             if "at" not in record:
-                self._foreign.add(key)
+                self._foreign[key] = None
             elif "branch" in record:
                 self._calls.setdefault(record["branch"], {})[record.get("call", key)] = key
             else:
@@ -94,18 +96,22 @@ class Records:
         if key is None and call in self._foreign:
             # Other writers of the format have no branches: the first call that asks for the record
             # owns it.
-            self._foreign.discard(call)
+            del self._foreign[call]
             self._calls.setdefault(branch, {})[call] = key = call
         if key is None or key not in self._records or key in self._silent:
             return None
         # The record is used, so the code still contains its call.
-        self._loaded.discard(key)
+        self._loaded.pop(key, None)
         return key
+
+    def is_used(self, key: str) -> bool:
+        """Return whether a record was used in this activation, made in it, or answers no call."""
+        return key not in self._loaded or key in self._silent
 
     def skip(self, branch: str, call: str) -> None:
         """Count the records of a call, and of all branches below it, as used."""
         self._skipped_paths |= {f"{join_path(branch, call)}>"}
-        self._loaded.discard(self._calls.get(branch, {}).get(call, ""))
+        self._loaded.pop(self._calls.get(branch, {}).get(call, ""), None)
 
     def reserve(self, branch: str, call: str) -> str:
         """Reserve a key for this call's record, and return it.
@@ -144,11 +150,11 @@ class Records:
             self._reorder(record.number, key)
         # Most runs have none of these, and their steps do not pay for them.
         if self._silent:
-            self._silent.discard(key)
+            self._silent.pop(key, None)
         if self._loaded:
-            self._loaded.discard(key)
+            self._loaded.pop(key, None)
         if self.warnings:
-            self.warnings = [w for w in self.warnings if w["stepId"] != key]
+            self.warnings = tuple(w for w in self.warnings if w["stepId"] != key)
         if record.warnings:
             self.warnings += record.warnings
 
@@ -157,25 +163,33 @@ class Records:
 
         The store orders records by number, but a transaction is answered later than other writes.
         """
-        place = bisect(self._early_records, (number, key))
-        for _, key_after in self._early_records[place:]:
+        if self._early_records is None:
+            self._early_records = []
+        early_records = self._early_records
+        place = bisect(early_records, (number, key))
+        for _, key_after in early_records[place:]:
             self._records[key_after] = self._records.pop(key_after)
-        self._early_records.insert(place, (number, key))
-        while self._early_records and self._early_records[0][0] <= self._next_number:
-            self._next_number = max(self._next_number, self._early_records.pop(0)[0] + 1)
+        early_records.insert(place, (number, key))
+        while early_records and early_records[0][0] <= self._next_number:
+            self._next_number = max(self._next_number, early_records.pop(0)[0] + 1)
+
+    def arrange(self, keys: Sequence[str]) -> None:
+        """Put the records in the order of these keys; others come last."""
+        order = dict.fromkeys([*(key for key in keys if key in self._records), *self._records])
+        self._records = {key: self._records[key] for key in order}
 
     def silence(self, key: str, json: bytes) -> None:
         """Replace a published record with one that no longer answers any call."""
         self._records[key] = json
-        self._silent.add(key)
+        self._silent[key] = None
 
     def discard(self, key: str) -> StepRecord | None:
         """Forget a record, so that its step runs again; return the record."""
         data = self._records.pop(key, None)
         if data is None:
             return None
-        self._foreign.discard(key)
-        self._loaded.discard(key)
+        self._foreign.pop(key, None)
+        self._loaded.pop(key, None)
         record = _decoded(data)
         self._calls.get(record.get("branch", ""), {}).pop(record.get("call", key), None)
         return record

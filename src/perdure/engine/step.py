@@ -189,6 +189,10 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
     ) -> Coroutine[object, None, Any]:
         """Return the value of `fn(*args)`, from its record if the step was already executed.
 
+        ```python
+        receipt = await step("charge", charge, 4200, retry=5, timeout="30s")
+        ```
+
         `key` identifies the step in the whole run: a second call with it returns the recorded
         value. Each attempt waits until `limit` permits it, over all workers of the store. With
         `approve`, a person has to approve the call first; otherwise it raises `Rejected`. `returns`
@@ -246,6 +250,10 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
     def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[object, None, None]:
         """Sleep for a duration, or until the next time of a cron expression.
 
+        ```python
+        await step.sleep("settle", "7d")  # or 90, timedelta(days=7), Cron("0 9 * * MON")
+        ```
+
         The wake time is fixed by the first call, however often the run resumes.
         """
         call = self._run.call(id, self.sleep)
@@ -269,7 +277,18 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
     ) -> Coroutine[object, None, Any]:
-        """Return the payload of the next event with this name, or `None` after the timeout."""
+        """Return the payload of the next event with this name, or `None` after the timeout.
+
+        ```python
+        payment = await step.wait_for_event("payment", "paid", timeout="3d")
+        if payment is None:
+            raise TimeoutError("nobody paid")
+        ```
+
+        An operator can end the wait earlier, which also returns `None`, and so does an event that
+        is sent without a payload: send a payload if that must not look like a timeout. `returns` is
+        the type of the payload; one of another type fails the step with `CodecError`.
+        """
         name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"

@@ -112,11 +112,23 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
         except asyncio.CancelledError:
             is_cancelled = True
     for task in all_tasks:
-        if not task.cancelled():
-            # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
-            task.exception()
+        # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
+        exception_of(task)
     if is_cancelled:
         raise asyncio.CancelledError
+
+
+def exception_of(task: Task) -> BaseException | None:
+    """Return the exception of a task that has ended; `None` if it returned or was cancelled.
+
+    A cancelled task keeps its `CancelledError` until it is asked for, and with it the frames that
+    it passed through. These refer to the task, so it would stay in memory until the next garbage
+    collection.
+    """
+    try:
+        return task.exception()
+    except asyncio.CancelledError:
+        return None
 
 
 class CancelRequest:
@@ -304,6 +316,17 @@ def awaits_primitive(task: Task) -> bool:
     return frame is not None and _joins().get(frame.f_code) is _primitive
 
 
+def awaits_first(task: Task) -> bool:
+    """Return whether a task waits in `asyncio.wait` for less than the end of all others."""
+    # A task that runs does not wait. Python 3.12.1 crashes if the coroutines of an eager task are
+    # looked at while it runs.
+    is_suspended = getattr(task, "_fut_waiter", None) is not None
+    frame = _innermost_frame(task) if is_suspended else None
+    if frame is None or frame.f_code is not _WAIT:
+        return False
+    return bool(frame.f_locals["return_when"] != asyncio.ALL_COMPLETED)
+
+
 def sleeps(task: Task) -> bool:
     """Return whether a task only sleeps, on an event loop that shows its timers."""
     frame = _innermost_frame(task)
@@ -357,6 +380,7 @@ def _innermost_frame(task: Task) -> FrameType | None:
 
 Join: TypeAlias = Callable[[dict[str, Any]], Iterable[Future]]
 
+_WAIT = getattr(asyncio.tasks, "_wait", asyncio.wait).__code__
 _WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognized, not called
 _SLEEP = asyncio.sleep.__code__  # noqa: TID251  # recognized, not called
 _STARTS = frozenset(
@@ -375,7 +399,7 @@ def _primitive(_: dict[str, Any]) -> Iterable[Future]:
 
 _GROUP: Join = lambda names: names["self"]._tasks  # noqa: E731  # a table of one-liners
 _ASYNCIO_JOINS: dict[CodeType, Join] = {
-    getattr(asyncio.tasks, "_wait", asyncio.wait).__code__: lambda names: names["fs"],
+    _WAIT: lambda names: names["fs"],
     asyncio.TaskGroup.__aexit__.__code__: _GROUP,
     # Python 3.13.5 and newer wait in an inner coroutine.
     getattr(asyncio.TaskGroup, "_aexit", asyncio.TaskGroup.__aexit__).__code__: _GROUP,

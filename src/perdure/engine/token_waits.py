@@ -61,10 +61,8 @@ class _Asking:
         self._sent_steps: set[str] = set()
         self._is_cancelled = False
         wait = run.history.waits.get(call.wait_id())
-        if wait is not None and "since" in wait:
-            # The wait began in an earlier activation, and its record contains the total duration.
-            elapsed = run.clock.now() - parse_iso(wait["since"])
-            call.started_at -= max(elapsed.total_seconds(), 0)
+        if wait is not None:
+            run.count_from(call, wait.get("since"))
 
     async def answer(self) -> Any:
         """Open the wait, or find it open; return the answer as the function sees it."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from perdure import codec
-from perdure.clock import isoformat, parse_iso
+from perdure.clock import isoformat
 from perdure.engine.attempts import attempts
 from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
@@ -29,12 +29,10 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         await run.gate(call, is_wait=True)
     run.begin(call)
     new, wait = wait, run.history.open_wait(wait)
-    now = run.clock.now()
     if wait is new:
-        wait["since"] = isoformat(now)
-    elif "since" in wait:
-        # The wait began in an earlier activation, and its record contains the total duration.
-        call.started_at -= max((now - parse_iso(wait["since"])).total_seconds(), 0)
+        wait["since"] = isoformat(run.clock.now())
+    else:
+        run.count_from(call, wait.get("since"))
     run.branches.begin(call)
     try:
         # The wait is closed before the record is encoded, so that one write ends and records it.
@@ -67,7 +65,7 @@ async def _receive(run: Execution, call: StepCall, event: str, message: Received
             # Checked for the branch that executes the wait: a call belongs to the branch that made
             # it, which is not below the race if the call was passed to the race.
             branch = run.branches.current(run.run_id, call.id)
-            run.unseen_events.append((branch, call))
+            run.unseen_events += ((branch, call),)
         raise
 
 
@@ -135,7 +133,7 @@ async def _transact_once(run: Execution, host: RunHost, call: StepCall) -> Encod
     except RunOver:
         raise
     except Exception as error:  # noqa: BLE001  # the store: it may or may not have committed
-        raise run.stop(error) from error.__cause__
+        raise run.stop_unsure(error) from error.__cause__
     if isinstance(failure, Err):
         return failure
     raise failure

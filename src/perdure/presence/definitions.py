@@ -42,6 +42,19 @@ def payload_schema(definition: Definition[Any, Any]) -> Any:
     try:
         if (pydantic := getattr(definition.payload_type, "model_json_schema", None)) is not None:
             return pydantic()
-        return msgspec.json.schema(definition.payload_type)
+        return _resolve_root(msgspec.json.schema(definition.payload_type))
     except Exception:  # noqa: BLE001  # the user's type may raise anything
         return {}
+
+
+def _resolve_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Replace a schema that only refers to a definition with that definition, for readers."""
+    reference: str = schema.get("$ref", "")
+    definitions: dict[str, Any] = dict(schema.get("$defs", {}))
+    name = reference.removeprefix("#/$defs/")
+    if name not in definitions:
+        return schema
+    # A recursive type refers to itself.
+    is_used = msgspec.json.encode(reference) in msgspec.json.encode(definitions)
+    root = definitions[name] if is_used else definitions.pop(name)
+    return {**root, "$defs": definitions} if definitions else root

@@ -27,8 +27,8 @@ from perdure.presence.tally import HourTally
 from perdure.runtime.definition import Definition
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settlement import SettledRun
-from perdure.snapshot import created_at_of, is_over
-from perdure.store import Grant, SearchStore, require_schedule
+from perdure.snapshot import is_over
+from perdure.store import SearchStore, require_schedule
 from perdure.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -109,18 +109,11 @@ class Heartbeat:
             await self._try(self._write_end())
             await self._try(documents.delete_worker(self._store, self._id))
 
-    def count(self, grant: Grant, settled_run: SettledRun) -> None:
+    def count(self, workflow: str, created_at: str, settled_run: SettledRun) -> None:
         """Count a run that the worker has released, if it is over."""
         if is_over(settled_run.status):
-            snapshot = grant.snapshot
-            created_at = created_at_of(snapshot.get("metadata"))
             milliseconds = _milliseconds_since(created_at, self._clock.now())
-            self._hour.add(
-                snapshot.get("workflowName") or "",
-                settled_run.status,
-                milliseconds,
-                settled_run.data,
-            )
+            self._hour.add(workflow, settled_run.status, milliseconds, settled_run.data)
 
     async def _beat(self) -> None:
         """Write what the worker is doing, and apply the switches."""

@@ -83,7 +83,8 @@ class Client(ApprovalClient):
     ) -> SignalResult:
         """Send an event to a run; a worker continues the run.
 
-        The event is neither lost nor duplicated, whether or not the run waits for it yet.
+        The event is neither lost nor duplicated, whether or not the run waits for it yet. If the
+        run does not exist or is over, only `delivery` says so.
         """
         [result] = await self.signal_many([Signal(run_id, event, payload, dedup_id)])
         return result
@@ -342,6 +343,10 @@ class Client(ApprovalClient):
     async def result(self, run: str, *, timeout: Duration | None = None) -> Any: ...
     async def result(self, run: "Run | RunHandle | str", *, timeout: Duration | None = None) -> Any:
         """Wait until a run is completed, in any process, and return its output.
+
+        ```python
+        receipt = await runtime.result("order-1", timeout="30s")
+        ```
 
         If the run failed, the exception that ended it is raised, or `RunFailed` with the `error` if
         its function returned an `Err`; if it was cancelled, `Cancelled`. `TimeoutError` means that

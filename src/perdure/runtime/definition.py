@@ -127,7 +127,7 @@ class Definition(Target[P_contra, T_co]):
                 payload = codec.convert(payload, self.payload_type)
             return codec.encode(payload, self.payload_type)
         except CodecError as error:
-            problems = payload_problems(payload, self.payload_type) or [str(error)]
+            problems = payload_problems(payload, self.payload_type) or [_problem("", error)]
             if payload is None:
                 problems = [f"none was passed; {problem}" for problem in problems]
             raise InvalidPayload(self.name, problems) from error
@@ -221,8 +221,15 @@ def payload_problems(payload: object, annotation: Any) -> list[str]:
         try:
             codec.convert(codec.encode(payload[name]), hint)
         except CodecError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(_problem(name, error))
     return problems
+
+
+def _problem(field: str, error: CodecError) -> str:
+    """Return an error with its place in the payload: `address.zip: Expected …`."""
+    place = field + error.path.removeprefix("value")
+    text = str(error).removesuffix(f" (at {error.path})")
+    return f"{place}: {text}" if place else text
 
 
 def _required_names(annotation: Any, hints: Mapping[str, Any]) -> Iterable[str]:
@@ -260,12 +267,17 @@ def workflow(
 ) -> "Decorator":
     """Turn an async function of `(step)` or `(step, payload)` into a workflow.
 
-    Exceptions of the classes in `errors` and values of the classes in `types` are restored even
-    where no annotation names their class.
+    ```python
+    @workflow("order")
+    async def order(step: Step, cents: int) -> str:
+        return await step("charge", charge, cents)
+    ```
 
-    `migrate` is called with the snapshot of a run that another version began and that version, and
-    returns the snapshot from which this version continues. A run that has not ended when `deadline`
-    has passed since it first executed fails with `DeadlinePassed`.
+    Exceptions of the classes in `errors` and values of the classes in `types` are restored even
+    where no annotation names their class. `migrate` is called with the snapshot of a run that
+    another version began and that version, and returns the snapshot from which this version
+    continues. A run that has not ended when `deadline` has passed since it first executed fails
+    with `DeadlinePassed`.
 
     With `queue`, workers start the runs in turn and within the queue's limits; `key` is a function
     of the payload that returns the run's key in the queue. `priority` is the default for runs that
@@ -275,14 +287,9 @@ def workflow(
     version of the workflow updates it. `keep` is how long workers keep finished runs; the default
     is the runtime's `keep`. `"result"` drops the steps of a completed run.
     """
-    if not isinstance(name, str):
-        hint = 'Write @workflow("name") with the parentheses'
-        raise InvalidArgument("name", name, "the workflow's name", hint)
-    check_user_id(name, "name")
-    check_int(version, "version")
     return Decorator(
-        name,
-        version=version,
+        _check_name(name),
+        version=check_int(version, "version"),
         errors=check_errors(errors),
         types=codec.check_types(types),
         migrate=_check_migrate(migrate),
@@ -293,6 +300,13 @@ def workflow(
         schedule=_check_schedule(schedule),
         keep=check_keep(keep),
     )
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str):
+        hint = 'Write @workflow("name") with the parentheses'
+        raise InvalidArgument("name", name, "the workflow's name", hint)
+    return check_user_id(name, "name")
 
 
 def _check_schedule(schedule: Schedule | None) -> Schedule | None:

@@ -1,7 +1,7 @@
 """Continue a leased run until it ends or is suspended."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,6 +19,7 @@ from perdure.durable.session import Session
 from perdure.engine.arguments import Arguments
 from perdure.engine.history import History
 from perdure.engine.middleware import Middleware
+from perdure.engine.step import Step
 from perdure.engine.tasks import detached
 from perdure.errors import (
     Cancelled,
@@ -74,6 +75,44 @@ _CONTINUED = ("running", "queued")
 """The statuses of a run that was settled in order to be continued at once."""
 
 
+@dataclass(slots=True)
+class Activation:
+    """A leased run that is about to be continued, with its definition and payload.
+
+    `requests` are those of operators that came in the meantime; `bus` keeps the tasks that read
+    them.
+    """
+
+    host: RunHost
+    definition: Definition[Any, Any]
+    payload: Any
+    bus: Bus
+    requests: Sequence[ReceivedRequest] = ()
+
+    def call(self, step: Step) -> Awaitable[Any]:
+        """Call the run's function."""
+        return self.definition(step, self.payload)
+
+    def look_for_requests(self) -> None:
+        """Read the requests of operators, because a message came."""
+        self.bus.track(detached(self._read_requests()))
+
+    async def _read_requests(self) -> None:
+        """Read the requests of operators, and stop the run to apply them."""
+        host = self.host
+        try:
+            messages = await host.read_inbox()
+        except StoreUnavailable as error:
+            # The message stays: the next renewal of the lease finds it.
+            logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
+            return
+        self.requests = requests_in(messages)
+        if (cancel := cancel_in(self.requests, host.history.rollback)) is not None:
+            host.stop(Cancelled(host.id, cancel.why))
+        elif self.requests:
+            host.pause()
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """Continues leased runs until they end or are suspended."""
@@ -103,74 +142,81 @@ class Driver:
 
         A run that is over stays as it is.
         """
+        run_id = grant.lease.id
         try:
             while True:
-                settled_run = await self._continue_once(session, grant, not_before)
+                opened_run = await self._open(session, grant, not_before)
+                # The history has what is still needed of the snapshot, which may be large.
+                del grant
+                if isinstance(opened_run, Activation):
+                    settled_run: SettledRun | None = await self._continue(opened_run)
+                else:
+                    settled_run = opened_run
                 if settled_run is None or settled_run.status not in _CONTINUED:
                     return settled_run
                 # The run was settled in order to be continued, but a worker may have claimed it
                 # first.
-                answer = await session.acquire(self.request(grant.lease.id))
+                answer = await session.acquire(self.request(run_id))
                 if isinstance(answer, Refusal):
                     return None
                 grant = answer
         except LeaseLost:
             return None
 
-    async def _continue_once(
+    async def _open(
         self, session: Session, grant: Grant, not_before: datetime | None
-    ) -> SettledRun | None:
-        """Run until the run ends, is suspended, or must continue under a new lease."""
+    ) -> Activation | SettledRun | None:
+        """Return the run, ready to be continued, or its outcome if it was settled without that."""
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
         if grant.inbox and (pending_requests := requests_in(grant.inbox)):
             edit, host = leased_edit(session, grant)
-            self._open_outbox(host)
+            host.open_outbox = self._open_outbox
             return await apply_requests(edit, host, pending_requests)
         # Before anything is written, so that a run of an unknown workflow or version stays
         # unchanged for a process that knows it.
         definition, payload, history = await self._load(session, grant)
         host = open_host(session, grant.lease.id, history, grant, not_before)
-        self._open_outbox(host)
+        host.open_outbox = self._open_outbox
         if grant.inbox:
             host.leftovers = leftovers_in(grant.inbox, history.waits.values())
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return SettledRun(b"", "running")
-        requests: list[ReceivedRequest] = []
-        host.on_message = lambda: self._look_for_requests(host, requests)
+        if self.around:
+            host.due_at = due_at_of(grant.snapshot, grant.now)
+        activation = Activation(host, definition, payload, self.bus)
+        host.on_message = activation.look_for_requests
+        return activation
+
+    async def _continue(self, activation: Activation) -> SettledRun:
+        """Run until the run ends, is suspended, or must continue under a new lease."""
+        host = activation.host
         settled_run: SettledRun | None = None
         try:
             with self.deps.in_use() as deps:
-                if self.around:
-                    host.due_at = due_at_of(grant.snapshot, grant.now)
-                program = self._program(host, definition, payload, deps)
-                execute = run_to_rest if history.rollback is None else roll_back
+                program = self._program(activation, deps)
+                execute = run_to_rest if host.history.rollback is None else roll_back
                 result = await execute(host, program)
-            settled_run = await self._leave(host, result, definition, requests)
+            settled_run = await self._leave(activation, result)
             return settled_run
         finally:
             if host.around is not None:
                 host.around.after(None if settled_run is None else settled_run.status)
             host.free()
 
-    def _program(
-        self,
-        host: RunHost,
-        definition: Definition[Any, Any],
-        payload: object,
-        deps: Any,
-    ) -> Program:
+    def _program(self, activation: Activation, deps: Any) -> Program:
+        host, definition = activation.host, activation.definition
         # Listeners and middleware see only the user's runs.
         is_system = isinstance(definition, SystemWorkflow)
         return Program(
-            body=lambda step: definition(step, payload),
+            body=activation.call,
             random=self.random,
-            bus=Bus() if is_system else self.bus,
+            bus=None if is_system else self.bus,
             around=() if is_system else self.around,
             errors=definition.scope,
             types=definition.types,
-            payload=payload,
+            payload=activation.payload,
             deps=deps,
             encode_input=definition.encode_payload,
             children=self._children(host),
@@ -187,10 +233,9 @@ class Driver:
             host.id, host.history, self.store, self.registry, random, clock, self.around
         )
 
-    def _open_outbox(self, host: RunHost) -> Deliveries:
+    def _open_outbox(self, host: RunHost) -> Outbox:
         deliveries = Deliveries(host.session, host.id, host.history, self.random, self.lease_ttl)
-        host.outbox = Outbox(host.history, deliveries, host.stop)
-        return deliveries
+        return Outbox(host.history, deliveries, host.stop)
 
     async def _close(self, session: Session, grant: Grant) -> SettledRun | None:
         """Report the end of this run to other runs.
@@ -199,7 +244,7 @@ class Driver:
         caller's read and the lease.
         """
         edit, host = leased_edit(session, grant)
-        self._open_outbox(host)
+        host.open_outbox = self._open_outbox
         watchers = watchers_in(grant.inbox)
         if is_called_again(grant.snapshot, watchers):
             continue_over(edit)
@@ -250,21 +295,16 @@ class Driver:
         if not version_of(grant.snapshot.get("metadata")):
             # Written with the first entry: if this process dies, an older one must not continue the
             # run.
-            history.metadata.changes.update(definition.identity)
+            history.metadata.put_all(definition.identity)
         if history.rollback is None and (failures := failures_to_retry(snapshot)):
             history.drop(failures)
         return definition, payload, history
 
-    async def _leave(
-        self,
-        host: RunHost,
-        result: Result[Any, Any] | None,
-        definition: Definition[Any, Any],
-        requests: Sequence[ReceivedRequest],
-    ) -> SettledRun:
+    async def _leave(self, activation: Activation, result: Result[Any, Any] | None) -> SettledRun:
         """Settle the run: write its outcome or its waits; release it if that fails."""
+        host = activation.host
         try:
-            return await leave(host, result, definition, requests, self.keep)
+            return await leave(host, result, activation.definition, activation.requests, self.keep)
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Retrying cannot help: the run itself caused the error.
@@ -272,25 +312,6 @@ class Driver:
                     return await end_failed(host, error)
             # A persistent error of a single run must not keep the workers busy.
             is_outage = isinstance(error, StoreUnavailable | PermitLost)
-            await log_failure(
-                host.release(None if is_outage else host.clock.now() + self.lease_ttl)
-            )
+            wake_at = None if is_outage else host.clock.now() + self.lease_ttl
+            await log_failure(host.release(wake_at))
             raise
-
-    def _look_for_requests(self, host: RunHost, requests: list[ReceivedRequest]) -> None:
-        self.bus.track(detached(_read_requests(host, requests)))
-
-
-async def _read_requests(host: RunHost, requests: list[ReceivedRequest]) -> None:
-    """Read the requests of operators, and stop the run to apply them."""
-    try:
-        messages = await host.read_inbox()
-    except StoreUnavailable as error:
-        # The message stays: the next renewal of the lease finds it.
-        logger.warning("the inbox of run %r cannot be read (%s)", host.id, error)
-        return
-    requests[:] = requests_in(messages)
-    if (cancel := cancel_in(requests, host.history.rollback)) is not None:
-        host.stop(Cancelled(host.id, cancel.why))
-    elif requests:
-        host.pause()

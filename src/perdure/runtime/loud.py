@@ -30,7 +30,10 @@ def log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
 
 def _rollback_note(host: RunHost) -> str:
     rollback = host.history.rollback
-    return "" if rollback is None else f"; {rollback['steps']} of its steps are undone"
+    if rollback is None:
+        return ""
+    count = rollback["steps"]
+    return "; 1 step is undone" if count == 1 else f"; {count} steps are undone"
 
 
 def log_failed_rollback(host: RunHost, failures: Mapping[str, BaseException]) -> None:

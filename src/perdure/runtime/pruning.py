@@ -36,8 +36,11 @@ TARGET = 0.002
 """How many seconds a batch should take: other writers wait for the store about this long."""
 
 SHARE, LARGEST_SHARE = 0.01, 0.16
-"""The share of the time that the store may be busy removing runs: in the first hour, so that fewer
-than one in a hundred writes waits, and at most. It doubles with each hour that is not enough."""
+"""The share of the time that the store may be busy removing runs: at first, so that fewer than one
+in a hundred writes waits, and at most."""
+
+DOUBLING = timedelta(hours=3)
+"""How long removing runs may take before the share doubles: more runs may end than are removed."""
 
 LONGEST_PAUSE = 10.0
 _PAGE = 500
@@ -81,8 +84,8 @@ class Pace:
         """Adapt to a batch that took `seconds`, and ended `elapsed` after the removal began."""
         ideal = self.limit * TARGET / max(seconds, 1e-6)
         self.limit = int(min(max(ideal, self.limit / 2, SMALLEST), self.limit * 2, LARGEST))
-        hours = min(max(elapsed // timedelta(hours=1), 0), 10)
-        share = min(SHARE * 2**hours, LARGEST_SHARE)
+        doublings = min(max(elapsed // DOUBLING, 0), 10)
+        share = min(SHARE * 2**doublings, LARGEST_SHARE)
         self.pause = min(seconds * (1 / share - 1), LONGEST_PAUSE)
 
 

@@ -73,8 +73,8 @@ class ServedQueue:
         self.next_names: Sequence[str] = ()
         self._last = ""
         self._has_many = self._was_empty = False
-        self._round = 0
-        self._last_rounds: dict[str, int] = {}
+        self._turn = 0
+        self._last_turns: dict[str, int] = {}
 
     async def take(self, request: RoundRequest) -> list[Turn]:
         """Return runs with their permits."""
@@ -143,9 +143,9 @@ class ServedQueue:
             self._wait_for(pool for each in blocked_pools.values() for pool in each)
         if not self.queue.fair:
             return ready
-        if len(self._last_rounds) > MOST_SERVED:
-            self._last_rounds = {name: n for name, n in self._last_rounds.items() if name in pools}
-        ready.sort(key=lambda name: self._last_rounds.get(name, 0))
+        if len(self._last_turns) > MOST_SERVED:
+            self._last_turns = {name: n for name, n in self._last_turns.items() if name in pools}
+        ready.sort(key=lambda name: self._last_turns.get(name, 0))
         count = max(room, FEWEST_KEYS)
         self.next_names = ready[count:]
         return ready[:count]
@@ -181,28 +181,44 @@ class ServedQueue:
         self, pools: Mapping[str, Sequence[Pool]], request: RoundRequest
     ) -> Mapping[str, int]:
         """Claim permits; return how many runs of each key may be claimed."""
-        open_names = list(pools)
         due_runs = request.room
-        if self._must_count(open_names, pools, request.room):
-            due_runs = await self._count_due(open_names, request)
+        if self._must_count(pools, request.room):
+            due_runs = await self._count_due(list(pools), request)
             if not due_runs:
                 return {}
-        # No more than there are runs: unused permits would keep other workers waiting.
-        each = request.room if not self.queue.fair else -(-due_runs // len(open_names))
-        units_by_pool = self._units_to_claim(pools, due_runs, each)
+        # The permits that all keys need come first: without one of these, a permit of a key would
+        # only keep other workers waiting.
+        shared_pools = self._shared_pools(pools)
+        await self._claim_units(dict.fromkeys(shared_pools, due_runs))
+        most = min([due_runs, *(pool.free for pool in shared_pools)])
+        limits = await self._claim_for_keys(pools, most)
+        spread = self._spread(limits, min(most, request.room))
+        if sum(spread.values()) < due_runs:
+            self._wait_for({pool for needed_pools in pools.values() for pool in needed_pools})
+        return spread
+
+    async def _claim_for_keys(
+        self, pools: Mapping[str, Sequence[Pool]], most: int
+    ) -> dict[str, int]:
+        """Claim the permits that only one key needs; return how many runs of each may begin."""
+        shared_pools = self._shared_pools(pools)
+        names = list(pools)
+        limits: dict[str, int] = {}
+        size = most if self.queue.fair else len(names)
+        while names and (missing := most - sum(limits.values())) > 0:
+            part, names = names[:size], names[size:]
+            each = -(-missing // len(part)) if self.queue.fair else missing
+            own_pools = {name: [p for p in pools[name] if p not in shared_pools] for name in part}
+            await self._claim_units({pool: each for own in own_pools.values() for pool in own})
+            for name, own in own_pools.items():
+                limits[name] = min([each, *(pool.free for pool in own)])
+            # Other workers may hold the permits of these keys, and of many more.
+            size *= 2
+        return limits
+
+    async def _claim_units(self, units_by_pool: Mapping[Pool, int]) -> None:
         self._touched_pools.update(units_by_pool)
         await self._permits.claim(units_by_pool)
-        shared_pools = self._shared_pools(pools)
-        limits = {
-            name: min([each, *(pool.free for pool in pools[name] if pool not in shared_pools)])
-            for name in open_names
-        }
-        spread = self._spread(
-            limits, min([due_runs, request.room, *(pool.free for pool in shared_pools)])
-        )
-        if sum(spread.values()) < due_runs:
-            self._wait_for(units_by_pool)
-        return spread
 
     def _blocked_pools(self, pools: Iterable[Pool]) -> list[Pool]:
         """Return the pools for which runs must wait, because a claim just found no permit there."""
@@ -222,16 +238,14 @@ class ServedQueue:
         seconds = max(seconds, SHORTEST_PAUSE)
         self.pause = seconds if self.pause is None else min(self.pause, seconds)
 
-    def _must_count(
-        self, names: Sequence[str], pools: Mapping[str, Sequence[Pool]], room: int
-    ) -> bool:
+    def _must_count(self, pools: Mapping[str, Sequence[Pool]], room: int) -> bool:
         """Return whether more permits might be claimed than there are runs.
 
         That cannot happen if there is room for only one run per key, or if ended runs left enough
         permits. Keys may have no run that can be executed here.
         """
-        has_enough = all(pool.free >= room for name in names for pool in pools[name])
-        return self._was_empty or not (has_enough or len(names) >= room)
+        has_enough = all(pool.free >= room for each in pools.values() for pool in each)
+        return self._was_empty or not (has_enough or len(pools) >= room)
 
     async def _count_due(self, names: Sequence[str], request: RoundRequest) -> int:
         """Return how many runs could be claimed if there were enough permits."""
@@ -239,18 +253,6 @@ class ServedQueue:
         limits = dict.fromkeys(names, -(-room // len(names)) if self.queue.fair else room)
         store = self._permits.store
         return len(await store.due(request.now, room, supports=request.versions, queues=limits))
-
-    def _units_to_claim(
-        self, pools: Mapping[str, Sequence[Pool]], due_runs: int, each: int
-    ) -> dict[Pool, int]:
-        shared_pools = self._shared_pools(pools)
-        units_by_pool = {
-            pool: min(each, due_runs) for needed_pools in pools.values() for pool in needed_pools
-        }
-        return {
-            pool: due_runs if pool in shared_pools else units
-            for pool, units in units_by_pool.items()
-        }
 
     def _shared_pools(self, pools: Mapping[str, Sequence[Pool]]) -> set[Pool]:
         """Return the pools that all keys need."""
@@ -274,8 +276,11 @@ class ServedQueue:
                 total -= number
             names = [name for name in names if spread[name] < limits[name]]
         runs_by_name = {name: n for name, n in spread.items() if n}
-        self._round += 1
-        self._last_rounds.update(dict.fromkeys(runs_by_name, self._round))
+        # Each key gets its own number: keys of one round would otherwise be sorted by name next
+        # time, and names that come first would get more than their share.
+        for name in runs_by_name:
+            self._turn += 1
+            self._last_turns[name] = self._turn
         return runs_by_name
 
 

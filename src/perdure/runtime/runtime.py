@@ -63,6 +63,10 @@ SUSPEND_AFTER = timedelta(seconds=1)
 class Runtime(Client):
     """A client that also executes runs: it calls the functions of its workflows.
 
+    ```python
+    runtime = Runtime("sqlite:///orders.db", workflows=[order])
+    ```
+
     `deps` becomes `step.deps`: a value, an async context manager, or a function without arguments
     that returns one. A context manager is entered while runs are executed: once for all runs inside
     `async with runtime` or with a worker, otherwise for each call that executes a run. `around` is
@@ -177,6 +181,10 @@ class Runtime(Client):
     ) -> Run:
         """Start a run and execute it until it ends or is suspended.
 
+        ```python
+        run = await runtime.trigger(order, 4200, run_id="order-1")
+        ```
+
         With `wait=False` it is only created, for a worker. The payload is checked before anything
         is written, and the run is durable before the first line of the function. Some runs are
         always left to a worker: those with `at` or `delay`, those in a queue (they must not
@@ -230,8 +238,14 @@ class Runtime(Client):
     ) -> SignalResult:
         """Send an event to a run, and continue the run as `resume` does.
 
-        The event is neither lost nor duplicated, whether or not the run waits for it yet. With
-        `wait=False` the run is left to a worker, and is not loaded.
+        ```python
+        sent = await runtime.signal("order-1", "paid", {"cents": 4200}, dedup_id="event-7")
+        assert sent.delivery is Delivery.DELIVERED
+        ```
+
+        The event is neither lost nor duplicated, whether or not the run waits for it yet. If the
+        run does not exist or is over, only `delivery` says so. With `wait=False` the run is left to
+        a worker, and is not loaded.
         """
         if not check_flag(wait, "wait"):
             return await super().signal(run_id, event, payload, dedup_id=dedup_id)

@@ -204,7 +204,8 @@ async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
     if history.rollback is None:
         # Otherwise they were cancelled when the rollback began.
         cancel_children(history, host.clock.now())
-    if host.outbox is None or (reply_to_of(history.metadata) is None and not history.outbox):
+    has_news = bool(history.outbox) or reply_to_of(history.metadata) is not None
+    if not has_news or host.outbox is None:
         return
     snapshot: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
     try:

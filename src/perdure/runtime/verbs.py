@@ -234,12 +234,16 @@ def _enter(run: RunEdit, request: Request, outcome: dict[str, Any]) -> str:
     _check_complete(run, request)
     check_undo_step(run, request)
     branch, call, previous = _place_of(run, request)
+    keys = list(run.history)
     _forget_failure(run.history, request.step)
     _close_waits(run, branch, call)
     key = run.entered_key = run.history.reserve(branch, call)
     facts = {"at": isoformat(run.now), "branch": branch, "by": request.by or request.via}
     record = {**outcome, **facts, "call": call}
     run.history.load({key: cast(StepRecord, {k: v for k, v in record.items() if v != ""})})
+    # It takes the place of a failure: a race whose branches have all failed would otherwise be
+    # decided by the failure of another one.
+    run.history.arrange(keys)
     _make_due_again(run)
     return previous
 

@@ -7,6 +7,7 @@ checked at once.
 
 import asyncio
 import logging
+import shlex
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -125,14 +126,18 @@ class Watch:
             if self.run.error is not None:
                 raise self.run.error
             if self._timed_out_after is not None and self._last_sighting is not None:
-                raise TimeoutError(
-                    f"run {self.run.run_id!r} is still {self._last_sighting.status} after "
-                    f"{self._timed_out_after.total_seconds():g}s"
-                )
+                raise TimeoutError(self._describe(self._last_sighting, self._timed_out_after))
             self.wakeup.clear()
             await self.wakeup.wait()
         self.is_first, self._last_sighting = False, self.run.sighting
         return self._last_sighting
+
+    def _describe(self, sighting: Sighting, elapsed: timedelta) -> str:
+        text = f"run {self.run.run_id!r} is still {sighting.status} after "
+        text += f"{elapsed.total_seconds():g}s."
+        if sighting.status == "queued":
+            text += " Is a worker running that knows its workflow?"
+        return f"{text} `perdure why {shlex.quote(self.run.run_id)}` says what it waits for"
 
     async def time_out(self, clock: Clock, timeout: timedelta) -> None:
         """Limit how long the caller waits."""

@@ -82,7 +82,7 @@ def waits_delta(
     other_fields = _field(b"metadata", metadata) if metadata else b""
     if outbox:
         other_fields += _field(b"outbox", outbox)
-    return _WAITS_DELTA % (dumps(execution), dumps(waits), other_fields)
+    return _WAITS_DELTA % (dumps(execution), dumps(dict(waits)), other_fields)
 
 
 def _field(name: bytes, entries: Mapping[str, Any]) -> bytes:
@@ -100,7 +100,7 @@ def is_merged(snapshot: object) -> bool:
         return False
     parts = snapshot.get("steps"), snapshot.get("execution"), snapshot.get("metadata", {})
     others = snapshot.get("waits", {}), snapshot.get("outbox", {})
-    return all(type(part) is dict for part in (*parts, *others))
+    return {*map(type, (*parts, *others))} == {dict}
 
 
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:

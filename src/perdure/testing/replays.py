@@ -16,7 +16,6 @@ from perdure.durable.outcome import describe_outcome
 from perdure.engine.history import History
 from perdure.engine.step import Step
 from perdure.errors import ContinuedAsNew, PerdureError, RunNotFound
-from perdure.events import Bus
 from perdure.result import Result
 from perdure.runtime.children import Children
 from perdure.runtime.definition import Definition
@@ -118,7 +117,6 @@ def _program(
     return Program(
         body=body,
         random=runtime.random,
-        bus=Bus(),
         errors=definition.scope,
         types=definition.types,
         payload=payload,

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from perdure.durable.lifecycle import log_failure
+from perdure.durable.permits import Hold
 from perdure.durable.session import LeasedRun, Session
 from perdure.engine.tasks import Task
 from perdure.errors import PerdureError
@@ -12,6 +13,7 @@ from perdure.runtime.rounds import Turn
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.settlement import SettledRun
 from perdure.runtime.transitions import pause
+from perdure.snapshot import created_at_of, workflow_of
 from perdure.store import Grant, require_lease
 from perdure.worker.counters import Counters
 
@@ -24,8 +26,9 @@ SUSPECT = 2
 class WorkerRuns:
     """The runs that a worker executes, each in a task of `tasks`.
 
-    One suspect is executed at a time, until it has written an entry. `on_rest` is called with each
-    run that was settled, `on_end` when its task has ended.
+    One suspect is executed at a time, until it has written an entry. `on_rest` is called for each
+    run that was settled, with its workflow and when it was created; `on_end` when its task has
+    ended, with whether it has returned permits.
     """
 
     def __init__(
@@ -35,8 +38,8 @@ class WorkerRuns:
         tasks: asyncio.TaskGroup,
         counters: Counters,
         max_crashes: int,
-        on_rest: Callable[[Grant, SettledRun], None] | None,
-        on_end: Callable[[Turn], None],
+        on_rest: Callable[[str, str, SettledRun], None] | None,
+        on_end: Callable[[bool], None],
     ) -> None:
         self.session = session
         self._runtime = runtime
@@ -46,6 +49,7 @@ class WorkerRuns:
         self._on_rest = on_rest
         self._on_end = on_end
         self._tasks: dict[Task, str] = {}
+        self._holds: dict[Task, Hold] = {}
         self._suspect: tuple[Task, str] | None = None
 
     def __len__(self) -> int:
@@ -68,17 +72,20 @@ class WorkerRuns:
         if turn.hold is not None:
             # A cancelled run releases its lease, so that it can wait for its turn again.
             turn.hold.on_lost = task.cancel
+            self._holds[task] = turn.hold
         self._counters.claimed += 1
         self._counters.taken_over += grant.takeovers > 0
         self._tasks[task] = grant.lease.id
         if grant.takeovers >= SUSPECT:
             self._suspect = task, grant.lease.id
-        task.add_done_callback(lambda _: self._end(task, turn))
+        task.add_done_callback(self._end)
 
-    def _end(self, task: Task, turn: Turn) -> None:
-        self._tasks.pop(task, None)
-        turn.end()
-        self._on_end(turn)
+    def _end(self, task: Task) -> None:
+        del self._tasks[task]
+        hold = self._holds.pop(task, None)
+        if hold is not None:
+            hold.end()
+        self._on_end(hold is not None)
 
     def _executes_suspect(self) -> bool:
         """Return whether a suspect without progress is being executed."""
@@ -95,27 +102,32 @@ class WorkerRuns:
         await log_failure(store.release([grant.lease], wake_at=wake_at))
 
     async def _execute(self, grant: Grant) -> None:
+        run_id = grant.lease.id
         try:
             if grant.takeovers >= self._max_crashes:
                 return await self._pause(grant)
-            full_grant = await self.session.with_inbox(grant)
-            settled_run = await self._runtime.driver.continue_run(self.session, full_grant)
-            self._count(grant, settled_run)
+            grant = await self.session.with_inbox(grant)
+            workflow = workflow_of(grant.snapshot) or ""
+            created_at = created_at_of(grant.snapshot.get("metadata"))
+            execution = self._runtime.driver.continue_run(self.session, grant)
+            # Its snapshot may be large, and must not stay in memory as long as the run is active.
+            del grant
+            self._count(workflow, created_at, await execution)
         except PerdureError as error:
             self._counters.failed_to_continue += 1
-            logger.warning("run %r could not be continued: %s", grant.lease.id, error)
+            logger.warning("run %r could not be continued: %s", run_id, error)
         except Exception:
             self._counters.failed_to_continue += 1
-            logger.exception("run %r could not be continued", grant.lease.id)
+            logger.exception("run %r could not be continued", run_id)
 
-    def _count(self, grant: Grant, settled_run: SettledRun | None) -> None:
+    def _count(self, workflow: str, created_at: str, settled_run: SettledRun | None) -> None:
         self._counters.finished += 1
         if settled_run is not None:
             self._counters.failed += settled_run.status == "failed"
             self._counters.cancelled += settled_run.status == "cancelled"
             self._counters.retried += settled_run.retries
             if self._on_rest is not None:
-                self._on_rest(grant, settled_run)
+                self._on_rest(workflow, created_at, settled_run)
 
     async def _pause(self, grant: Grant) -> None:
         self._counters.paused += 1

@@ -43,6 +43,11 @@ logger = logging.getLogger("perdure.worker")
 class Worker:
     """Executes runs of a runtime's workflows, up to `concurrency` at once.
 
+    ```python
+    async with Worker(runtime):  # in a process of its own: await Worker(runtime).serve()
+        receipt = await runtime.result("order-1", timeout="30s")
+    ```
+
     It asks the store for work about every `poll`, and at once when the store sends a notification
     or this process creates a run. A store without notifications is polled more often while there is
     work: 20 ms after work was found, then after a tenth of the time since. `grace` is how long runs
@@ -230,20 +235,27 @@ class Worker:
         # Read before the claim: a run that ends in the meantime may have made another one due.
         was_idle = not runs
         room = self._concurrency - len(runs)
-        turns = await self._claim(runs.session, room) if room else ()
-        for turn in turns or ():
-            await runs.accept(turn)
+        claimed = await self._claim_and_start(runs, room) if room else 0
         if not room:
             await self._claims.return_idle()
         # A full batch means that there may be more due runs.
-        self._hungry = turns is not None and len(turns) == room
-        if turns:
+        self._hungry = claimed == room
+        if claimed:
             self._pace.note_work()
         is_blocked = self._claims.pause is not None
-        if self._until_idle and was_idle and turns is not None and not (turns or is_blocked):
+        if self._until_idle and was_idle and claimed == 0 and not is_blocked:
             self._stop()
         else:
-            await self._pause(self._is_woken_again(turns or ()))
+            await self._pause(self._is_woken_again(claimed))
+
+    async def _claim_and_start(self, runs: WorkerRuns, room: int) -> int | None:
+        """Start the claimed runs; return their number, or `None` if claiming failed."""
+        turns = await self._claim(runs.session, room)
+        if turns is None:
+            return None
+        for turn in turns:
+            await runs.accept(turn)
+        return len(turns)
 
     async def _claim(self, session: Session, room: int) -> Sequence[Turn] | None:
         """Return the claimed runs, or `None` if claiming failed."""
@@ -267,14 +279,14 @@ class Worker:
             return versions
         return [each for each in versions if each.workflow not in self._paused_workflows]
 
-    def _is_woken_again(self, turns: Sequence[Turn]) -> bool:
+    def _is_woken_again(self, claimed: int | None) -> bool:
         """Return whether the worker was woken during this claim, probably for the same runs.
 
         A run that becomes due is announced by this process and by the store. Claiming again at once
         would find nothing, and delay the runs that were just claimed. But the wake-up may be for
         another run, so the worker checks again soon.
         """
-        has_all = bool(turns) and not self._hungry and not self._draining
+        has_all = bool(claimed) and not self._hungry and not self._draining
         return has_all and self._wake.is_set()
 
     def _note_notification(self) -> None:
@@ -333,11 +345,11 @@ class Worker:
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)
 
-    def _claim_if_worthwhile(self, turn: Turn) -> None:
+    def _claim_if_worthwhile(self, has_returned_permits: bool) -> None:
         """Claim again if the end of a run makes that worthwhile."""
         is_last = self._until_idle and not self.running
         # Its permits are for another run of the queue.
-        is_permitted = turn.hold is not None and not self._hungry
+        is_permitted = has_returned_permits and not self._hungry
         # A busy worker claims again when a quarter of its slots are free, so that one claim serves
         # many runs.
         free_slots = self._concurrency - self.running

@@ -80,6 +80,7 @@ class _Checker:
         yield from self.transactions()
         yield from self.durable_before_seen()
         yield from self.same_values()
+        yield from self.same_order()
         yield from self.executions()
         yield from self.idempotency_keys()
         yield from self.events()
@@ -136,6 +137,27 @@ class _Checker:
                 before[identity] = at
             for token in line.tokens:
                 yield from self._own_value(at, identity, token)
+
+    def same_order(self) -> Iterator[Violation]:
+        """Recorded steps are seen again in the order in which they were first seen.
+
+        A step that is executed may be seen before an older record that a branch asks for later.
+        """
+        first: dict[str, int] = {}
+        latest: dict[tuple[str, str, bool], int] = {}
+        for at in self.observations:
+            line = self.lines[at]
+            if not line.tokens or not self.model.has_place(line.path):
+                continue
+            token = line.tokens[-1]
+            seen = first.setdefault(token, at)
+            activation, begun = self.lines[seen].activation, self.begun.get(token, 0)
+            place = line.activation, activation, self.lines[begun].activation == activation
+            before = latest.get(place, seen)
+            if seen < before:
+                text = f"{line.path} was seen before {self.lines[before].path} the first time"
+                yield self._violation("same order", text, seen, before, at)
+            latest[place] = max(seen, before)
 
     def _own_value(self, at: int, identity: str, token: str) -> Iterator[Violation]:
         owner = self._owner(token)

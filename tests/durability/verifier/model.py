@@ -40,6 +40,19 @@ class Model:
         around = (each for each, _ in lang.ancestors(path))
         return frozenset(each for each in around if isinstance(self.commands[each], lang.Saga))
 
+    def has_place(self, path: str) -> bool:
+        """Return whether a step is always seen in the place of its record among the others.
+
+        A key is one step, wherever it is called. The value of a race is seen after its verdict. A
+        timeout of the program's own may cut off branches earlier or later than before.
+        """
+        if any(isinstance(each, lang.Scope) for each in self.commands.values()):
+            return False
+        command = self.commands.get(path)
+        around = (self.commands[each] for each, _ in lang.ancestors(path))
+        is_alone = not any(isinstance(each, lang.Race) for each in around)
+        return isinstance(command, lang.Step) and not command.key and is_alone
+
     def may_fail(self, path: str) -> bool:
         """Return whether a failure of this call can be what the program planned."""
         command = self.commands.get(path)

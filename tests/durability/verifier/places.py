@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import msgspec
 import psycopg
 import pymongo
-import pymysql
 
 from tests.durability.verifier.interpreter import Insert
 from tests.servers import mongo, mysql, postgres, redis, sqld
@@ -111,16 +110,6 @@ def _query_postgres(url: str, statement: str) -> Sequence[Sequence[Any]]:
         return cursor.fetchall() if cursor.description else ()
 
 
-def _query_mysql(url: str, statement: str) -> Sequence[Sequence[Any]]:
-    at = urlsplit(url)
-    account: dict[str, Any] = {"host": at.hostname, "port": at.port, "user": at.username}
-    account |= {"password": at.password or "", "database": at.path.strip("/")}
-    with closing(pymysql.connect(**account)) as connection, connection.cursor() as cursor:
-        cursor.execute(statement)
-        found: Sequence[Sequence[Any]] = cursor.fetchall()
-        return found
-
-
 def _query_sqlite(url: str, statement: str) -> Sequence[Sequence[Any]]:
     path = url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
@@ -129,7 +118,7 @@ def _query_sqlite(url: str, statement: str) -> Sequence[Sequence[Any]]:
 
 _QUERIES: dict[str, Callable[[str, str], Sequence[Sequence[Any]]]] = {
     "postgres": _query_postgres,
-    "mysql": _query_mysql,
+    "mysql": mysql.query,
     "sqlite": _query_sqlite,
     "libsql": sqld.query,
 }

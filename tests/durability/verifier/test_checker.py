@@ -63,6 +63,17 @@ def test_the_record_of_another_step_is_found() -> None:
     assert "same value" in laws((STEP, STEP), [*began(), *did("0", "<w1.2>"), *second, returned()])
 
 
+def test_steps_that_are_seen_in_another_order_are_found() -> None:
+    program = (lang.Parallel("gather", ((STEP,), (STEP,))),)
+    first = [*began(), *did("0.0.0", "<w1.2>"), *did("0.1.0", "<w1.3>")]
+    seen = [
+        line("saw", "0.0.0", "<w1.2>", "w2", text="<w1.2>"),
+        line("saw", "0.1.0", "<w1.3>", "w2", text="<w1.3>"),
+    ]
+    assert "same order" not in laws(program, [*first, *began("w2"), *seen])
+    assert "same order" in laws(program, [*first, *began("w2"), *reversed(seen)])
+
+
 def test_an_execution_after_its_value_was_seen_is_found() -> None:
     again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
     lines = [*began(), *did("0", "<w1.2>"), *began("w2"), again, returned()]
@@ -137,6 +148,19 @@ def test_an_event_that_two_waits_saw_is_found() -> None:
     sent = line("sent", "go", "<e.1>")
     lines = [*began(), sent, *waited("0", "<e.1>"), *waited("1", "<e.1>"), returned()]
     assert "events" in laws((lang.Wait("a", "go"), lang.Wait("b", "go")), lines)
+
+
+def test_an_event_of_a_race_that_a_retry_dropped_is_for_the_next_wait() -> None:
+    """The step before the race was undone, so the race is decided again, and the wait may lose."""
+    race = lang.Race("b", ((lang.Wait("c", "go"),), (lang.Sleep("d", 1),)))
+    program = (lang.Step("a", undo="ok"), race, lang.Wait("e", "go"))
+    won = [line("call", "1"), *waited("1.0.0", "<e.1>"), line("saw", "1", "<e.1>", text="<e.1>")]
+    first = [*began(), *did("0", "<w1.2>"), line("sent", "go", "<e.1>"), *won]
+    second = [*began("w2"), *waited("2", "<e.1>"), returned()]
+    undone = line("retry", token="<w1.2>")
+    assert "events" in laws(program, [*first, *second])
+    assert "events" in laws(program, [undone, *first, *second])
+    assert "events" not in laws(program, [*first, undone, *second])
 
 
 def test_a_wait_that_timed_out_over_an_event_is_found() -> None:

@@ -31,3 +31,22 @@ def test_a_value_that_returns_after_its_removal_is_written() -> None:
     waits.remove("again")
     waits.put("again", "b")
     assert waits.take_changes() == {"again": "b"}
+
+
+def test_a_later_change_is_not_part_of_an_earlier_write() -> None:
+    """Not even if that write contained no changes: an outbox would deliver it too early."""
+    values: Tracked[int] = Tracked()
+    first = values.take_changes()
+    values.put("a", 1)
+    values.remove("a")
+    second = values.take_changes()
+    values.put("b", 2)
+    assert (first, second) == ({}, {})
+    assert values.take_changes() == {"b": 2}
+
+
+def test_values_that_are_put_together_are_changes() -> None:
+    """As if they had been put one by one."""
+    values = Tracked({"a": 1})
+    values.put_all({"a": 2, "b": 3})
+    assert values == values.take_changes() == {"a": 2, "b": 3}

@@ -86,7 +86,7 @@ async def test_why_says_what_could_not_be_undone(runtime: Runtime, clock: TestCl
 
 async def test_why_says_that_a_run_was_undone(runtime: Runtime) -> None:
     await runtime.trigger(trip, True, run_id="t")
-    assert "failed with PaymentDeclined. 2 steps were undone." in await why(runtime)
+    assert "failed with PaymentDeclined: no funds. 2 steps were undone." in await why(runtime)
 
 
 async def test_cancel_says_what_will_be_undone(runtime: Runtime, act: Operations) -> None:

@@ -36,8 +36,11 @@ async def order(step: Step, cents: int) -> str:
 
 Run = Callable[..., pytest.RunResult]
 
-# Those of this session would run in the inner one as well.
-_LOUD = ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest"]
+# Those of this session would run in the inner one as well, or would be imported for each test.
+_LOUD = [
+    *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest"),
+    *("-p", "no:langsmith_plugin", "-p", "no:faker"),
+]
 _LOADED = (
     Runtime,
     Worker,

@@ -58,7 +58,7 @@ class MysqlServer(LocalServer):
 
 def mysql_version(url: str) -> str:
     """Return name and version of the server at `url`."""
-    version = str(_query(url, "SELECT VERSION()")[0][0])
+    version = str(query(url, "SELECT VERSION()")[0][0])
     return ("MariaDB " if "MariaDB" in version else "MySQL ") + version.split("-")[0]
 
 
@@ -67,7 +67,7 @@ def fresh_database(server: Server) -> Iterator[str]:
     """Yield the URL of an empty database. Then no client may be connected, and it is dropped."""
     name = unique_name()
     server.ensure()
-    _query(server.url, f"CREATE DATABASE `{name}`")
+    query(server.url, f"CREATE DATABASE `{name}`")
     try:
         yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
     finally:
@@ -77,13 +77,13 @@ def fresh_database(server: Server) -> Iterator[str]:
         finally:
             # An open transaction would lock the tables, and the drop would wait for it forever.
             for row in _connections(server, name):
-                _query(server.url, f"KILL {row[0]}")
-            _query(server.url, f"DROP DATABASE IF EXISTS `{name}`")
+                query(server.url, f"KILL {row[0]}")
+            query(server.url, f"DROP DATABASE IF EXISTS `{name}`")
 
 
 def _connections(server: Server, database: str) -> Sequence[tuple[Any, ...]]:
     find = "SELECT id, command, info FROM information_schema.processlist WHERE db = %s"
-    return _query(server.url, find, database)
+    return query(server.url, find, database)
 
 
 def _await_no_connections(server: Server, database: str) -> None:
@@ -109,8 +109,16 @@ def connect_arguments(url: str) -> dict[str, Any]:
     }
 
 
-def _query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
-    connection = pymysql.connect(**connect_arguments(url), autocommit=True)
-    with connection, connection.cursor() as cursor:
+def connect(url: str) -> "pymysql.Connection[pymysql.cursors.Cursor]":
+    """Return a connection that commits each statement.
+
+    It does not use TLS: reading the certificates takes longer than most tests.
+    """
+    return pymysql.connect(**connect_arguments(url), ssl_disabled=True, autocommit=True)
+
+
+def query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
+    """Return the rows of a statement, on a connection of its own."""
+    with connect(url) as connection, connection.cursor() as cursor:
         cursor.execute(statement, values)
         return tuple(cursor.fetchall())

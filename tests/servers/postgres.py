@@ -30,6 +30,11 @@ class PostgresServer(LocalServer):
     stop_signal = signal.SIGINT
     not_ready = (psycopg.OperationalError,)
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Creating and dropping a database takes longer than most tests, so they are used again.
+        self.empty_databases: list[str] = []
+
     @property
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
@@ -87,26 +92,79 @@ def postgres_version(url: str) -> str:
     return f"PostgreSQL {row[0].split()[0]}" if row else "PostgreSQL"
 
 
-@contextmanager
-def fresh_database(
-    server: Server, *, pooled: bool = False, copy_of: str = "template1"
-) -> Iterator[str]:
-    """Yield the URL of a database. Then no client may be connected, and it is dropped.
+_IS_UNCHANGED = """
+    SELECT datacl IS NULL AND datconnlimit = -1 AND datallowconn
+        AND NOT EXISTS (SELECT FROM pg_db_role_setting WHERE setdatabase = pg_database.oid)
+    FROM pg_database WHERE datname = current_database()
+"""
+_SCHEMAS = """
+    SELECT nspname FROM pg_namespace
+    WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
+"""
+_CREATE_PUBLIC = """
+    CREATE SCHEMA public AUTHORIZATION pg_database_owner;
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+"""
 
-    It is empty, or a copy of another database. `pooled` means that a pooler is in between, which
-    keeps its connections open.
+
+@contextmanager
+def fresh_database(server: Server, *, pooled: bool = False) -> Iterator[str]:
+    """Yield the URL of an empty database. Then no client may be connected.
+
+    `pooled` means that a pooler is in between, which keeps its connections open.
     """
-    name = unique_name()
-    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{copy_of}"')
+    server.ensure()
+    spare = server.empty_databases if isinstance(server, PostgresServer) else []
+    name = spare.pop() if spare else _create(server)
+    url = urlsplit(server.url)._replace(path=f"/{name}").geturl()
+    is_empty = False
     try:
-        yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
+        yield url
     finally:
         server.ensure()
         try:
             if not pooled:
                 await_no_connections(server, name)
+                is_empty = isinstance(server, PostgresServer) and _empty(url)
         finally:
-            _administer(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            if is_empty:
+                spare.append(name)
+            else:
+                _drop(server, name)
+
+
+@contextmanager
+def copied_database(server: Server, database: str) -> Iterator[str]:
+    """Yield the URL of a copy of a database. Then no client may be connected, and it is dropped."""
+    name = _create(server, copy_of=database)
+    try:
+        yield urlsplit(server.url)._replace(path=f"/{name}").geturl()
+    finally:
+        try:
+            await_no_connections(server, name)
+        finally:
+            _drop(server, name)
+
+
+def _create(server: Server, *, copy_of: str = "template1") -> str:
+    name = unique_name()
+    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{copy_of}"')
+    return name
+
+
+def _drop(server: Server, name: str) -> None:
+    _administer(server, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+def _empty(url: str) -> bool:
+    """Drop all that a test created in a database, or return False if it changed the database."""
+    with psycopg.connect(url) as connection:
+        if connection.execute(_IS_UNCHANGED).fetchone() != (True,):
+            return False
+        for (schema,) in connection.execute(_SCHEMAS).fetchall():
+            connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())
+        connection.execute(_CREATE_PUBLIC)
+    return True
 
 
 def _administer(server: Server, statement: str) -> None:

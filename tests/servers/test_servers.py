@@ -17,6 +17,8 @@ from tests.servers.mysql import connect_arguments
 from tests.servers.process import NotReady, Server, ServerMissing
 from tests.servers.redis import RedisCluster
 
+PG_SCHEMAS = "SELECT nspname, nspowner, nspacl FROM pg_namespace ORDER BY nspname"
+
 
 def mongo_client(url: str) -> AsyncMongoClient[dict[str, Any]]:
     return AsyncMongoClient(url)
@@ -164,3 +166,33 @@ def test_a_missing_server_fails_in_ci_and_skips_elsewhere(
 
     with pytest.raises(outcome, match="no such server"):
         started(start)
+
+
+async def test_a_postgres_database_is_empty_when_it_is_used_again(
+    debian_postgres_server: Server,
+) -> None:
+    with postgres.fresh_database(debian_postgres_server) as url:
+        connection = await asyncpg.connect(url)
+        before = await connection.fetch(PG_SCHEMAS)
+        await connection.execute("CREATE TABLE kept (id int); CREATE SCHEMA billing")
+        await connection.execute("CREATE EXTENSION hstore SCHEMA billing")
+        await connection.close()
+    with postgres.fresh_database(debian_postgres_server) as again:
+        connection = await asyncpg.connect(again)
+        assert await connection.fetch(PG_SCHEMAS) == before
+        assert await connection.fetch("SELECT FROM pg_tables WHERE tablename = 'kept'") == []
+        assert await connection.fetch("SELECT FROM pg_extension WHERE extname = 'hstore'") == []
+        await connection.close()
+    assert again == url or not debian_postgres_server.ours
+
+
+async def test_a_postgres_database_with_other_settings_is_not_used_again(
+    debian_postgres_server: Server,
+) -> None:
+    with postgres.fresh_database(debian_postgres_server) as url:
+        connection = await asyncpg.connect(url)
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f'ALTER DATABASE "{name}" SET work_mem = "1MB"')
+        await connection.close()
+    with postgres.fresh_database(debian_postgres_server) as again:
+        assert again != url

@@ -11,9 +11,9 @@ from pymongo import MongoClient
 from perdure.store import Verdict
 from perdure.stores import libsql, mongo, mysql, postgres, redis
 from tests.servers import mongo as mongo_servers
+from tests.servers import mysql as mysql_kit
 from tests.servers import sqld
 from tests.servers.proxy import TcpProxy
-from tests.stores.mysql import kit as mysql_kit
 
 Call = Literal["lease", "new lease", "message", "claim"]
 

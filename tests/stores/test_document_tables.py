@@ -19,7 +19,7 @@ from perdure.stores.postgres import keyvalue as postgres_table
 from perdure.stores.sqlite import keyvalue as sqlite_table
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers import mongo as mongo_servers
-from tests.stores.mysql import kit as mysql_kit
+from tests.servers import mysql as mysql_kit
 from tests.stores.sql.clients import AiosqliteClient
 
 BLINK = timedelta(milliseconds=50)

@@ -335,19 +335,21 @@ class TestHostileInput:
             assert await documents.delete(key)
         assert await documents.keys() == []
 
-    @pytest.mark.parametrize("key", ["", "a\0b", "x" * 513, "\ud800", 5])
-    async def test_other_keys_are_refused(self, documents: Documents, key: Any) -> None:
-        with pytest.raises(InvalidArgument, match=r"^key: "):
-            await documents.set(key, "1")
-        with pytest.raises(InvalidArgument, match=r"^key: "):
-            await documents.get_many(["a", key])
-        with pytest.raises(InvalidArgument, match=r"^key: "):
-            await documents.replace(key, None, "1")
+    async def test_other_keys_are_refused(self, documents: Documents) -> None:
+        keys: list[Any] = ["", "a\0b", "x" * 513, "\ud800", 5]
+        for key in keys:
+            with pytest.raises(InvalidArgument, match=r"^key: "):
+                await documents.set(key, "1")
+            with pytest.raises(InvalidArgument, match=r"^key: "):
+                await documents.get_many(["a", key])
+            with pytest.raises(InvalidArgument, match=r"^key: "):
+                await documents.replace(key, None, "1")
 
-    @pytest.mark.parametrize("value", ["a\0b", "\ud800", 5, None])
-    async def test_other_values_are_refused(self, documents: Documents, value: Any) -> None:
-        with pytest.raises(InvalidArgument, match=r"^value: "):
-            await documents.set("a", value)
+    async def test_other_values_are_refused(self, documents: Documents) -> None:
+        values: list[Any] = ["a\0b", "\ud800", 5, None]
+        for value in values:
+            with pytest.raises(InvalidArgument, match=r"^value: "):
+                await documents.set("a", value)
 
     async def test_a_value_may_be_as_large_as_a_snapshot(self, open_store: Open) -> None:
         documents = open_store(max_value_size=4_000_000).documents

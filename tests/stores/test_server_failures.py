@@ -115,7 +115,7 @@ async def test_acknowledged_entries_survive_kill_9_of_the_server(
         appenders = [Appender(store, g) for g in await acquire(store, *map(str, range(RUNS)))]
         working = asyncio.gather(*(appender.append() for appender in appenders))
         while sum(appender.accepted for appender in appenders) < 2 * RUNS:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await asyncio.to_thread(server.kill)
         assert not working.done()
         await asyncio.to_thread(server.ensure)
@@ -443,6 +443,17 @@ async def test_a_closed_store_raises(place: Place, used: bool) -> None:
     with pytest.raises(StoreClosed):
         await store.append([])
     await store.close()
+
+
+async def test_closing_waits_for_calls_in_flight(place: Place) -> None:
+    """Their connections could not be closed otherwise."""
+    store = place.open()
+    await store.load("run")
+    call = asyncio.ensure_future(store.load("run"))
+    await asyncio.sleep(0)
+    await store.close()
+    assert call.done()
+    assert await call is None
 
 
 async def test_leases_use_the_clock_of_the_server(place: Place) -> None:

@@ -1,10 +1,39 @@
-"""The lifecycle of a store: set up once on first use, bound to one event loop, closed once."""
+"""The lifecycle of a store: set up once on first use, bound to one event loop, closed once.
+
+Closing waits a moment for calls in flight, whose connections could otherwise not be closed.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
 from perdure.errors import StoreClosed, StoreError
+
+_CLOSE_TIMEOUT = 2.0
+
+
+class CallsInFlight:
+    """Counts the calls that use a connection, so that closing a store can wait for them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    def begin(self) -> None:
+        """Count a call."""
+        self._count += 1
+
+    def end(self) -> None:
+        """Count a call that has given its connection back."""
+        self._count -= 1
+        if self._count == 0 and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait until no call is in flight, but not for long: a server may never answer."""
+        if self._count:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._idle], timeout=_CLOSE_TIMEOUT)
 
 
 class Lifecycle:

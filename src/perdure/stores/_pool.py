@@ -5,13 +5,17 @@ an event loop that has ended are dropped.
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from perdure.clock import Clock
 from perdure.errors import StoreClosed, StoreUnavailable
+from perdure.stores._lifecycle import CallsInFlight
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Pool(Protocol):
@@ -53,11 +57,14 @@ class ConnectionPool(ABC):
         self._clock = clock
         self._idle: list[tuple[Any, float]] = []
         self._free = asyncio.Semaphore(limit)
+        self._calls = CallsInFlight()
         self._is_closed = False
+        self._is_unavailable = False
 
     async def acquire(self) -> Any:
         """Return an idle connection or a new one; wait while all are in use."""
         await self._free.acquire()
+        self._calls.begin()
         try:
             while self._idle:
                 connection, since = self._idle.pop()
@@ -65,7 +72,7 @@ class ConnectionPool(ABC):
                     return connection
             return await self.connect()
         except BaseException:
-            self._free.release()
+            self._give_back()
             raise
 
     async def release(self, connection: Any, *, reusable: bool) -> None:
@@ -74,7 +81,11 @@ class ConnectionPool(ABC):
             self._idle.append((connection, self._clock.monotonic()))
         else:
             self._abort(connection)
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._free.release()
+        self._calls.end()
 
     async def connect(self) -> Any:
         """Open a connection outside the pool's limit, retrying for up to `connect_timeout`."""
@@ -82,7 +93,7 @@ class ConnectionPool(ABC):
         pause = _FIRST_PAUSE
         while not self._is_closed:
             try:
-                return await self._connect_once()
+                return await self._try_to_connect()
             except StoreUnavailable as error:
                 total = self._clock.monotonic() - started_at
                 if total + pause > self._connect_timeout:
@@ -90,6 +101,18 @@ class ConnectionPool(ABC):
             await self._clock.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
         raise StoreClosed(f"this {self.name} store is closed; open a new one")
+
+    async def _try_to_connect(self) -> Any:
+        """Connect, or log that an outage begins: if the URL is wrong, callers wait in silence."""
+        try:
+            connection = await self._connect_once()
+        except StoreUnavailable as error:
+            if not self._is_unavailable:
+                logger.warning("%s; retrying for up to %gs", error, self._connect_timeout)
+            self._is_unavailable = True
+            raise
+        self._is_unavailable = False
+        return connection
 
     async def disconnect(self, connection: Any) -> None:
         """Close a connection; abort it if the server does not answer."""
@@ -102,10 +125,12 @@ class ConnectionPool(ABC):
         """Drop the connections of an event loop that has ended: they cannot even be closed."""
         self._idle.clear()
         self._free = asyncio.Semaphore(self._limit)
+        self._calls = CallsInFlight()
 
     async def close(self) -> None:
-        """Close the idle connections; those in use are aborted when they are released."""
+        """Close the connections; one that a call keeps for long is aborted when it is released."""
         self._is_closed = True
+        await self._calls.ended()
         while self._idle:
             connection, _ = self._idle.pop()
             await self.disconnect(connection)

@@ -161,7 +161,8 @@ class StoreShell(AsyncCloseable, Generic[B]):
 
     async def acquire(self, requests: Sequence[LeaseRequest], /) -> Sequence[Grant | Refusal]:
         """Return a lease and the run read under it, or a refusal, for each request."""
-        await self._life.ready()
+        if not self._life.is_ready:
+            await self._life.ready()
         for request in requests:
             self._check_request(request)
         if not requests:

@@ -27,6 +27,7 @@ from perdure.testing.conformance.harness import supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.stores.append_speed import cost_of_length
 from tests.stores.crashes import VERBS, Crash, check_delete, check_rest_with_delete, survives_crash
+from tests.stores.kit_parts import ClockConformance
 
 HOUR = timedelta(hours=1)
 
@@ -99,7 +100,7 @@ class TestFileStore(StoreConformance):
         return self.crashed[-1]
 
 
-class TestFileStoreOnSystemClock(StoreConformance):
+class TestFileStoreOnSystemClock(ClockConformance):
     """In real time, and with other processes."""
 
     @pytest.fixture

@@ -11,7 +11,7 @@ from perdure.stores.sqlite import SqliteStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
 from tests.servers.sqld import query
-from tests.stores.connections import ConnectionConformance
+from tests.stores.kit_parts import ConnectionConformance
 
 
 class TestLibsqlServer(StoreConformance):

@@ -20,6 +20,7 @@ from perdure.testing.conformance.harness import (
 )
 from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.faults import FaultyStore
+from tests.stores.kit_parts import ClockConformance
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -50,7 +51,7 @@ class TestMemoryStore(StoreConformance):
         return list(store.table)
 
 
-class TestMemoryStoreInRealTime(StoreConformance):
+class TestMemoryStoreInRealTime(ClockConformance):
     """With the system clock."""
 
     @pytest.fixture

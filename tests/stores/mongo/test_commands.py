@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from pymongo import monitoring
 
-from perdure.store import Entry, Grant, Lease, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import Entry, Grant, Lease, LeaseRequest, NewMessage, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, snapshot
@@ -133,6 +133,17 @@ async def test_a_signalled_run_is_claimed_in_two_round_trips(
     assert commands.names() == ["insert"]
     await store._backend._appender.finish()
     assert sorted(commands.names()) == ["delete", "update"]
+
+
+async def test_messages_to_many_runs_are_sent_in_four_round_trips(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """The last one reads how many messages each run has."""
+    grants = await leases(store, 200)
+    messages = [NewMessage(grant.lease.id, "paid", b"1") for grant in grants]
+    commands.flush()
+    assert {receipt.unconsumed for receipt in await store.send(messages)} == {1}
+    assert commands.names() == ["find", "insert", "update", "find"]
 
 
 async def test_a_mark_that_nothing_repeats_is_as_durable_as_the_entry(

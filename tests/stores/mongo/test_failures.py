@@ -15,7 +15,17 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
-from perdure.store import Delivery, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Receipt,
+    Rest,
+    Verdict,
+)
 from perdure.stores import open_store
 from perdure.stores.mongo import MongoReplicaSetStore, MongoStore, leases, mongo
 from perdure.testing.conformance.harness import send_one
@@ -99,6 +109,19 @@ async def test_a_message_whose_count_is_lost_is_sent_once(sandbox: Sandbox) -> N
         assert (delivery, proxy.dropped) == (Delivery.DUPLICATE, 1)
         (claimed,) = await store.claim("bob", HOUR, 10)
         assert [message.payload for message in claimed.inbox] == [b"1"]
+    sandbox.clear()
+
+
+async def test_messages_to_many_runs_whose_count_is_lost_are_sent_once(sandbox: Sandbox) -> None:
+    """Each has a dedup id, so they are counted again."""
+    async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:
+        await lease(store, "a", "b")
+        messages = [NewMessage(id, "paid", b"1", "x") for id in ("a", "b")]
+        proxy.drop_next_reply(to=b"setIntersection")
+        receipts = await store.send(messages)
+        assert receipts == [Receipt(Delivery.DUPLICATE, 1)] * 2
+        assert proxy.dropped == 1
+        assert [len(await store.inbox(id)) for id in ("a", "b")] == [1, 1]
     sandbox.clear()
 
 

@@ -14,6 +14,7 @@ from perdure.store import (
     Lease,
     LeaseRequest,
     NewMessage,
+    Receipt,
     Refusal,
     Rest,
     Verdict,
@@ -671,6 +672,80 @@ async def test_a_message_is_not_counted_twice_if_numbers_move_in_the_meantime(
     after_the_message(monkeypatch, complete)
     assert await send_one(store, "run", "paid", b"1", dedup_id="x") is Delivery.DUPLICATE
     assert len(await store.inbox("run")) == 61
+
+
+MANY = [NewMessage("run", f"{n}", b"1") for n in range(60)]
+"""So many messages that their numbers move from the run to their documents."""
+
+BATCH = [
+    NewMessage("other", "paid", b"1"),
+    NewMessage("run", "paid", b"1"),
+    NewMessage("run", "sent", b"1", "x"),
+]
+
+
+def before_the_runs_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, event: Callable[[], Awaitable[object]]
+) -> None:
+    """Call `event` after the next sender has counted messages to several runs."""
+    find_runs, calls = sending._find_runs, 0
+
+    async def slow(*arguments: Any) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            monkeypatch.undo()
+            await event()
+        return await find_runs(*arguments)
+
+    monkeypatch.setattr(sending, "_find_runs", slow)
+
+
+async def test_a_batch_is_counted_once_if_its_numbers_move_in_the_meantime(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender finds them in the messages."""
+    await lease(store)
+    await store.acquire([LeaseRequest("other", "ana", HOUR, create=as_json(snapshot()))])
+    before_the_runs_are_read_again(monkeypatch, lambda: another.send(MANY))
+    receipts = await store.send(BATCH)
+    assert receipts == [Receipt(Delivery.DELIVERED, count) for count in (1, 1, 2)]
+    assert len(await store.inbox("run")) == 62
+
+
+async def test_a_batch_is_counted_if_numbers_moved_before(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender reads the run again, and tries again."""
+    await lease(store)
+    await store.acquire([LeaseRequest("other", "ana", HOUR, create=as_json(snapshot()))])
+
+    async def send_many() -> None:
+        await another.send(MANY)
+
+    after_the_message(monkeypatch, send_many)
+    receipts = await store.send(BATCH)
+    assert receipts == [Receipt(Delivery.DELIVERED, count) for count in (1, 61, 62)]
+    assert len(await store.inbox("run")) == 62
+
+
+async def test_a_message_of_a_batch_that_was_consumed_in_the_meantime_is_not_sent_again(
+    store: MongoStore, another: MongoStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number moved, and then its document was deleted."""
+    grant = await lease(store)
+    await store.acquire([LeaseRequest("other", "ana", HOUR, create=as_json(snapshot()))])
+
+    async def consume() -> None:
+        await another.send(MANY)
+        first, *_ = await another.inbox("run")
+        await another.append([step(grant, 1, "a", first.id)])
+        await another._backend._appender.finish()
+
+    before_the_runs_are_read_again(monkeypatch, consume)
+    receipts = await store.send(BATCH)
+    assert {receipt.delivery for receipt in receipts} == {Delivery.DELIVERED}
+    assert [message.name for message in await store.inbox("run")][:2] == ["sent", "0"]
 
 
 async def test_concurrent_senders_never_change_what_was_read(

@@ -5,12 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncmy
-import pymysql
 import pytest
 
 from perdure.store import Store
 from perdure.testing.conformance import Harness
-from tests.servers.mysql import connect_arguments, fresh_database
+from tests.servers.mysql import connect, connect_arguments, fresh_database, query
 from tests.servers.process import Server, eventually
 
 _OTHERS = """
@@ -39,8 +38,7 @@ class MysqlHarness(Harness):
     def empty_url(self, database: str) -> Iterator[str]:
         """The database; a check that leaves a connection open fails."""
         yield database
-        connection = pymysql.connect(**connect_arguments(database), autocommit=True)
-        with connection, connection.cursor() as cursor:
+        with connect(database) as connection, connection.cursor() as cursor:
             eventually(lambda: check_alone(cursor), retry_on=(AssertionError,), connect_timeout=2)
             cursor.execute("SHOW TABLES")
             for (table,) in cursor.fetchall():
@@ -70,11 +68,3 @@ def check_alone(cursor: Any) -> None:
     cursor.execute(_OTHERS)
     others = cursor.fetchall()
     assert not others, f"the check left connections open: {others}"
-
-
-def query(url: str, statement: str, *values: object) -> Sequence[tuple[Any, ...]]:
-    """Return the rows of a statement, on a connection of its own."""
-    connection = pymysql.connect(**connect_arguments(url), autocommit=True)
-    with connection, connection.cursor() as cursor:
-        cursor.execute(statement, values)
-        return tuple(cursor.fetchall())

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Query, SupportedVersions
+from perdure.store import NewRun, Query, SupportedVersions
 from perdure.stores import mysql
 from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.mysql import MysqlStore
 from perdure.stores.mysql.tags import tag_digest
 from perdure.testing.conformance.harness import supports
-from tests.servers.mysql import fresh_database
+from perdure.testing.conformance.samples import as_json, snapshot
+from tests.servers.mysql import fresh_database, query
 from tests.servers.process import Server
-from tests.stores.mysql.kit import query
 
 LONG = timedelta(minutes=5)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -165,6 +165,28 @@ async def test_due_runs_are_found_by_the_index(store: MysqlStore, name: str) -> 
     runs, number = await rows_read(store, verb(store))
     assert len(runs) == expected
     assert number < 500
+
+
+async def test_due_runs_are_found_by_the_index_without_statistics(mysql_url: str) -> None:
+    """After many runs of one workflow were created, the server still takes the table for empty."""
+    new = [NewRun(f"run {n}", "busy", as_json(snapshot()), wake_at=START) for n in range(2_000)]
+    known = supports("busy", "unknown", "other")
+    async with mysql(mysql_url, max_connections=1) as store:
+        await store.enqueue(new)
+        grants, number = await rows_read(store, store.claim("ana", LONG, 10, supports=known))
+        assert (len(grants), number < 500) == (10, True)
+        due, number = await rows_read(store, store.due(datetime.now(UTC), 10, supports=known))
+        assert (len(due), number < 500) == (10, True)
+
+
+async def test_a_claim_of_new_runs_takes_few_statements(mysql_url: str) -> None:
+    """It finds their lane, locks them, reads the clock and messages, but no journal."""
+    async with mysql(mysql_url, max_connections=1) as store:
+        await store.enqueue([NewRun(f"run {n}", "busy", as_json(snapshot())) for n in range(20)])
+        await run_statement(store, "FLUSH STATUS")
+        assert len(await store.claim("ana", LONG, 10, supports=supports("busy", "other"))) == 10
+        status = dict(await run_statement(store, "SHOW SESSION STATUS LIKE 'Com_%'"))
+    assert (status["Com_select"], status["Com_update"]) == ("4", "1")
 
 
 async def test_versions_that_cannot_be_driven_are_skipped_in_the_index(store: MysqlStore) -> None:

@@ -27,9 +27,8 @@ from perdure.stores.mysql import MysqlStore
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.servers.mysql import connect_arguments
+from tests.servers.mysql import connect_arguments, query
 from tests.servers.proxy import TcpProxy
-from tests.stores.mysql.kit import query
 
 LONG = timedelta(minutes=5)
 MEBIBYTE = 1024 * 1024

@@ -18,8 +18,7 @@ from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.literals import Statement, Value
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.servers.mysql import connect_arguments
-from tests.stores.mysql.kit import query
+from tests.servers.mysql import connect_arguments, query
 
 LONG = timedelta(minutes=5)
 AT = datetime(2030, 1, 1, tzinfo=UTC)

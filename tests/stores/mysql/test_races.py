@@ -14,8 +14,7 @@ from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.servers.mysql import connect_arguments
-from tests.stores.mysql.kit import query
+from tests.servers.mysql import connect_arguments, query
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
 WAITING = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"

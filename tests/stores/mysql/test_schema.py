@@ -19,8 +19,8 @@ from perdure.stores.mysql.schema import Dialect, Tables, dialect_of
 from perdure.stores.mysql.statements import REST
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.servers.mysql import query
 from tests.servers.proxy import TcpProxy
-from tests.stores.mysql.kit import query
 
 LONG = timedelta(minutes=5)
 TABLES = ("perdure_runs", "perdure_runs_journal", "perdure_runs_inbox", "perdure_runs_tags")

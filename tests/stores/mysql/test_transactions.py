@@ -13,7 +13,7 @@ from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.stores.mysql.kit import query
+from tests.servers.mysql import query
 
 LONG = timedelta(minutes=5)
 

@@ -14,9 +14,9 @@ from perdure.store import Entry, Grant, LeaseRequest, Rest, Store, Verdict
 from perdure.stores import mysql, open_store
 from perdure.stores.mysql.url import connect_options, host_and_database
 from perdure.testing.conformance.samples import as_json, snapshot
-from tests.servers.mysql import connect_arguments
-from tests.stores.connections import ConnectionConformance
-from tests.stores.mysql.kit import MysqlHarness, query
+from tests.servers.mysql import connect_arguments, query
+from tests.stores.kit_parts import ConnectionConformance
+from tests.stores.mysql.kit import MysqlHarness
 
 LONG = timedelta(minutes=5)
 ACCEPTED, FENCED, UNKNOWN = Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN

@@ -218,7 +218,9 @@ def _connected(kind: str, address: str) -> Iterator[OldSql]:
         with psycopg.connect(address) as postgres:
             yield OldPostgres(postgres, kind, *schemas)
     elif kind in ("mysql", "sql_mysql"):
-        with pymysql.connect(**connect_arguments(address), charset="utf8mb4") as mysql:
+        with pymysql.connect(
+            **connect_arguments(address), charset="utf8mb4", ssl_disabled=True
+        ) as mysql:
             yield OldMysql(mysql, kind)
     elif kind == "libsql":
         with httpx.Client(base_url=address, timeout=120, verify=False) as client:

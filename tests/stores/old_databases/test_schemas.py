@@ -7,12 +7,10 @@ from contextlib import closing
 from typing import Any
 
 import psycopg
-import pymysql
 import pytest
 
 from perdure.errors import StoreError
-from tests.servers import sqld
-from tests.servers.mysql import connect_arguments
+from tests.servers import mysql, sqld
 from tests.stores.old_databases import Run
 from tests.stores.old_databases.checks import of_kinds
 from tests.stores.old_databases.places import SQL_KINDS, Place
@@ -35,10 +33,7 @@ def query(place: Place, sql: str) -> Sequence[Sequence[Any]]:
                 cursor = connection.execute(sql.encode())
                 return cursor.fetchall() if cursor.description else []
         case "mysql" | "sql_mysql":
-            arguments = connect_arguments(place.address)
-            with pymysql.connect(**arguments, autocommit=True) as mysql, mysql.cursor() as rows:
-                rows.execute(sql)
-                return list(rows.fetchall())
+            return list(mysql.query(place.address, sql))
         case "libsql":
             return sqld.query(place.address, sql)
         case _:

@@ -26,7 +26,7 @@ from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
-from tests.servers.postgres import fresh_database
+from tests.servers.postgres import copied_database, fresh_database
 from tests.servers.process import Server
 
 LONG = timedelta(minutes=5)
@@ -107,7 +107,7 @@ def table(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def filled(postgres_server: Server, table: str) -> Iterator[str]:
-    """The name of a database with many runs. Tests use copies, which are made much faster."""
+    """The URL of a database with many runs. Tests that write use copies."""
     with fresh_database(postgres_server) as url:
         if table == "awaitly's":
             execute(
@@ -117,7 +117,7 @@ def filled(postgres_server: Server, table: str) -> Iterator[str]:
             )
         asyncio.run(create_tables(url))
         execute(url, MANY_RUNS, MANY_TAGS, "VACUUM ANALYZE")
-        yield urlsplit(url).path[1:]
+        yield url
 
 
 def execute(url: str, *statements: str) -> None:
@@ -132,10 +132,9 @@ async def create_tables(url: str) -> None:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: Server, filled: str) -> Iterator[str]:
-    """A copy of the database."""
-    with fresh_database(postgres_server, copy_of=filled) as url:
-        yield url
+def postgres_url(filled: str) -> str:
+    """The database that all tests share that only read."""
+    return filled
 
 
 @pytest.fixture
@@ -252,32 +251,6 @@ CLAIMS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-async def test_a_claim_examines_only_runs_that_it_may_take(
-    store: PostgresStore, plans: list[Plan], name: str
-) -> None:
-    """Whatever else is due, even when none of it can be driven."""
-    restrictions, count = CLAIMS[name]
-    assert len(await store.due(datetime.now(UTC), 10, **restrictions)) == count
-    assert len(await store.claim("ana", LONG, 10, **restrictions)) == count
-    for plan in plans:
-        assert not plan.scans_table(), plan
-        assert plan.uses("due_idx")
-        assert plan.examined <= 10 * count + 10, plan
-
-
-async def test_a_claim_locks_no_more_runs_than_it_takes(
-    store: PostgresStore, postgres_url: str
-) -> None:
-    """Another claimant gets the others, although each of two workflows has enough of them."""
-    wanted = supports("order", "other")
-    with psycopg.connect(postgres_url) as other:
-        other.execute("SELECT FROM perdure_runs WHERE wake_at IS NULL FOR UPDATE")
-        claimed = [await store.claim(owner, LONG, 10, supports=wanted) for owner in ("ana", "bob")]
-    ids = [int(grant.lease.id.removeprefix("run ")) for grants in claimed for grant in grants]
-    assert ids == [n for n in range(1, 100, 2) if n % 10 != 1][:20]
-
-
 async def test_queues_cost_a_few_lookups_each(store: PostgresStore, plans: list[Plan]) -> None:
     """However many runs they have."""
     names = [f"emails/{n}" for n in ("1", "11", "21", "31", "41")]
@@ -286,16 +259,50 @@ async def test_queues_cost_a_few_lookups_each(store: PostgresStore, plans: list[
     assert plans[-1].examined <= 4 * 5 * 2
 
 
-async def test_no_verb_scans(store: PostgresStore, plans: list[Plan]) -> None:
-    """Neither at first, nor once the server uses a generic plan."""
-    for verb in (list_runs, schedule, write, maintain):
-        for number in range(7):
-            await verb(store, number)
-    assert len(plans) > 100
-    for plan in plans:
-        # To count runs by status, the snapshots that awaitly wrote have to be read.
-        looks_into = "#>> '{execution,status}'" in plan.text and "GROUP BY" in plan.text
-        assert looks_into or not plan.scans_table(), plan
+class TestWriting:
+    """Each of these tests has a copy of the database, which is made faster than the database."""
+
+    @pytest.fixture
+    def postgres_url(self, postgres_server: Server, filled: str) -> Iterator[str]:
+        with copied_database(postgres_server, urlsplit(filled).path[1:]) as url:
+            yield url
+
+    @pytest.mark.parametrize("name", CLAIMS)
+    async def test_a_claim_examines_only_runs_that_it_may_take(
+        self, store: PostgresStore, plans: list[Plan], name: str
+    ) -> None:
+        """Whatever else is due, even when none of it can be driven."""
+        restrictions, count = CLAIMS[name]
+        assert len(await store.due(datetime.now(UTC), 10, **restrictions)) == count
+        assert len(await store.claim("ana", LONG, 10, **restrictions)) == count
+        for plan in plans:
+            assert not plan.scans_table(), plan
+            assert plan.uses("due_idx")
+            assert plan.examined <= 10 * count + 10, plan
+
+    async def test_a_claim_locks_no_more_runs_than_it_takes(
+        self, store: PostgresStore, postgres_url: str
+    ) -> None:
+        """Another claimant gets the others, although each of two workflows has enough of them."""
+        wanted = supports("order", "other")
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SELECT FROM perdure_runs WHERE wake_at IS NULL FOR UPDATE")
+            claimed = [
+                await store.claim(owner, LONG, 10, supports=wanted) for owner in ("ana", "bob")
+            ]
+        ids = [int(grant.lease.id.removeprefix("run ")) for grants in claimed for grant in grants]
+        assert ids == [n for n in range(1, 100, 2) if n % 10 != 1][:20]
+
+    async def test_no_verb_scans(self, store: PostgresStore, plans: list[Plan]) -> None:
+        """Neither at first, nor once the server uses a generic plan."""
+        for verb in (list_runs, schedule, write, maintain):
+            for number in range(7):
+                await verb(store, number)
+        assert len(plans) > 100
+        for plan in plans:
+            # To count runs by status, the snapshots that awaitly wrote have to be read.
+            looks_into = "#>> '{execution,status}'" in plan.text and "GROUP BY" in plan.text
+            assert looks_into or not plan.scans_table(), plan
 
 
 async def list_runs(store: PostgresStore, number: int) -> None:

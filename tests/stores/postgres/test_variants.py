@@ -13,7 +13,7 @@ from perdure.store import Store
 from perdure.stores import postgres
 from perdure.testing.conformance import StoreConformance
 from tests.servers.pgbouncer import PgBouncer
-from tests.stores.connections import ConnectionConformance
+from tests.stores.kit_parts import ConnectionConformance
 from tests.stores.postgres.kit import PostgresHarness, empty
 
 AWAITLY = """

@@ -16,7 +16,7 @@ from perdure.stores.sql.dialects import DialectName
 from perdure.testing.conformance import Harness, StoreConformance
 from tests.servers import mysql, postgres
 from tests.servers.process import Server
-from tests.stores.connections import ConnectionConformance
+from tests.stores.kit_parts import ConnectionConformance
 from tests.stores.sql.clients import (
     AiosqliteClient,
     AsyncmyClient,

@@ -11,6 +11,7 @@ from perdure.store import Store
 from perdure.stores.sqlite import SqliteStore, Transaction, sqlite
 from perdure.testing.clock import TestClock
 from perdure.testing.conformance import StoreConformance
+from tests.stores.kit_parts import ClockConformance
 
 
 class TestSqliteFile(StoreConformance):
@@ -45,7 +46,7 @@ class TestSqliteFile(StoreConformance):
             return [note for (note,) in connection.execute("SELECT note FROM notes")]
 
 
-class TestSqliteFileOnSystemClock(StoreConformance):
+class TestSqliteFileOnSystemClock(ClockConformance):
     """On a file, in real time, together with other processes."""
 
     @pytest.fixture

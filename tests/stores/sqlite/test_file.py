@@ -20,7 +20,7 @@ from perdure.errors import (
     StoreError,
     StoreUnavailable,
 )
-from perdure.store import Capabilities, Entry, Grant, LeaseRequest, Rest, Verdict
+from perdure.store import Capabilities, Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
 from perdure.stores._durability import Durability
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import connection as connection_module
@@ -392,3 +392,19 @@ def test_a_connection_that_cannot_roll_back_is_closed(path: Path) -> None:
     assert not connection_module.rollback(failing)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         failing.execute("SELECT 1")
+
+
+async def test_the_log_is_moved_into_the_file_beside_the_commits(
+    store: SqliteStore, path: Path
+) -> None:
+    """SQLite itself does it in a commit that makes the log longer than 1,000 pages: too late."""
+    await store.load("run")
+    size = path.stat().st_size
+    runs = [NewRun(f"run {number}", "orders", as_json(snapshot())) for number in range(300)]
+    await store.enqueue(runs)
+    async with asyncio.timeout(10):
+        while path.stat().st_size == size:
+            await asyncio.sleep(0.01)
+    with closing(sqlite3.connect(path)) as connection:
+        [_, pages_in_log, _] = connection.execute("PRAGMA wal_checkpoint").fetchone()
+    assert pages_in_log < 1000

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from perdure.errors import StoreUnavailable
+from perdure.stores._lifecycle import CallsInFlight
 
 _MAX_CONNECTIONS = 100
 _MAX_IDLE_SECONDS = 5
@@ -203,30 +204,39 @@ class StreamTransport(Transport):
         address = target.host, target.port
         idle = self._idle.setdefault(address, [])
         async with self._limit:
-            connection = await self._connection(target, idle)
+            self._calls.begin()
             try:
-                async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                    response = await connection.post(head.encode("latin-1") + body)
-            except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
-                connection.abort()
-                raise self._no_response(error, was_sent=True) from error
-            except BaseException:
-                connection.abort()
-                raise
-        if self._idle.get(address) is idle:
+                return await self._post(target, head.encode("latin-1") + body, idle)
+            finally:
+                self._calls.end()
+
+    async def _post(self, target: _Target, request: bytes, idle: list[_Connection]) -> Response:
+        connection = await self._connection(target, idle)
+        try:
+            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
+                response = await connection.post(request)
+        except (OSError, EOFError, ValueError, IndexError, asyncio.LimitOverrunError) as error:
+            connection.abort()
+            raise self._no_response(error, was_sent=True) from error
+        except BaseException:
+            connection.abort()
+            raise
+        if self._idle.get((target.host, target.port)) is idle:
             idle.append(connection)
         else:
-            # Closed while the request was in flight: nothing would close this connection later.
+            # The transport was closed in the meantime: nothing would close this connection later.
             connection.abort()
         return response
 
     def forget_loop(self) -> None:
         """Drop all connections, which ended with their loop."""
         self._limit = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._calls = CallsInFlight()
         self._idle: dict[tuple[str, int], list[_Connection]] = {}
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._calls.ended()
         idle, self._idle = self._idle, {}
         for connections in idle.values():
             for connection in connections:

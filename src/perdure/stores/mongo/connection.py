@@ -18,6 +18,7 @@ from pymongo.uri_parser import parse_uri
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreError
 from perdure.stores._durability import Durability, check_durability
+from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
 from perdure.stores.mongo.driver import AsyncMongoClient
 from perdure.stores.mongo.errors import UNAUTHORIZED, translate
@@ -82,10 +83,18 @@ class Connection(Generic[T]):
         self._prepare = prepare
         self._client: Client | None = None
         self._bound: T | None = None
+        self._calls = CallsInFlight()
 
     def use(self) -> "Use[T]":
-        """Return a context that provides the database and translates the driver's errors."""
-        return Use(self)
+        """Return a context that provides the database and translates the driver's errors.
+
+        Closing waits for it.
+        """
+        return Use(self, self._calls)
+
+    def listen(self) -> "Use[T]":
+        """Return a context like that of `use`, for which closing does not wait."""
+        return Use(self, CallsInFlight())
 
     async def open(self) -> None:
         """Check the server's version and kind, and create the indexes."""
@@ -105,11 +114,13 @@ class Connection(Generic[T]):
     def forget_loop(self) -> None:
         """Drop the client, which belongs to the event loop that opened it."""
         self._client = self._bound = None
+        self._calls = CallsInFlight()
 
     async def close(self) -> None:
         """Close the client unless it was passed in."""
         self.is_closed = True
         if self._client is not None and self._borrowed is None:
+            await self._calls.ended()
             await self._client.close()
 
     async def server_time(self) -> datetime:
@@ -149,14 +160,17 @@ class Connection(Generic[T]):
 class Use(Generic[T]):
     """One use of a connection."""
 
-    __slots__ = ("_connection", "_started")
+    __slots__ = ("_calls", "_connection", "_started")
 
-    def __init__(self, connection: Connection[T]) -> None:
+    def __init__(self, connection: Connection[T], calls: CallsInFlight) -> None:
         self._connection = connection
+        self._calls = calls
         self._started = connection.clock.monotonic()
 
     def __enter__(self) -> T:
-        return self._connection.bound()
+        bound = self._connection.bound()
+        self._calls.begin()
+        return bound
 
     def __exit__(
         self,
@@ -164,6 +178,7 @@ class Use(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._calls.end()
         if isinstance(error, PyMongoError):
             target = self._connection.target
             seconds = self._connection.clock.monotonic() - self._started

@@ -51,6 +51,8 @@ _MAX_SAFE_INTEGER = 2**53
 # In JSON, a key that may need an escape; in BSON, a key (after its type byte) that may have one.
 _MAY_NEED_ESCAPES = (b'"$', b'"%', b"\\u00")
 _MAY_HAVE_ESCAPES = re.compile(rb"[\x01-\x13]%")
+# After the size of a document, the type and the name of its first field.
+_SIZE_BYTES, _OWN_VERSION = 4, b"\x12formatVersion\0"
 _OUTLINE_FIELDS = ("status", "state", "lastUpdated", "completedAt")
 
 
@@ -96,8 +98,7 @@ def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:
     raw = run.get("snapshot")
     if not isinstance(raw, RawBSONDocument):
         raise SnapshotFormatError(["the field `snapshot` is not a document"])
-    # The codec of the runs converts all numbers to plain integers, but here their width matters.
-    if not isinstance(RawBSONDocument(raw.raw).get("formatVersion"), Int64):
+    if not _is_own(raw.raw):
         foreign = _transform(bson.decode(raw.raw, _AS_JSON), leaf=_from_javascript)
         return as_snapshot(foreign, run.get("updatedAt", UNIX_EPOCH))
     if (packed := run.get("packed")) is not None:
@@ -105,6 +106,15 @@ def _read_snapshot(run: Mapping[str, Any]) -> Snapshot:
     own = bson.decode(raw.raw, _AS_JSON)
     has_escapes = _MAY_HAVE_ESCAPES.search(raw.raw)
     return cast(Snapshot, _transform(own, key=_unescape) if has_escapes else own)
+
+
+def _is_own(snapshot: bytes | memoryview) -> bool:
+    """Return whether this store wrote a snapshot: awaitly's versions have another width."""
+    # The codec of the runs converts all numbers to plain integers. Nothing needs to be decoded if
+    # the version is the first field, as in most snapshots.
+    if snapshot[_SIZE_BYTES : _SIZE_BYTES + len(_OWN_VERSION)] == _OWN_VERSION:
+        return True
+    return isinstance(RawBSONDocument(snapshot).get("formatVersion"), Int64)
 
 
 def _embed(value: JSONValue, data: bytes) -> bytes | None:

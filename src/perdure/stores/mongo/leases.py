@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from perdure import codec
@@ -121,7 +122,7 @@ class Leases:
                 runs = [await self._lease_one(db, *item, claim) for item in remaining.items()]
             else:
                 runs = await self._lease_many(db, remaining, claim)
-            leased_runs = {run["_id"]: {**run} for run in runs if run is not None}
+            leased_runs = {run["_id"]: _inflate(run) for run in runs if run is not None}
             ttls = {key: request.ttl for key, request in remaining.items()}
             grants |= await self._grants.read(db, leased_runs, ttls)
         return [grants.get(self._prefix + request.id) for request in requests]
@@ -266,9 +267,9 @@ class Leases:
         lease = lease_if_free({"$literal": owner}, ttl, claim, epoch, is_due=True)
         if len(keys) == 1:
             run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
-            return {} if run is None else {keys[0]: {**run}}
+            return {} if run is None else {keys[0]: _inflate(run)}
         await db.runs.update_many({"_id": {"$in": [*keys]}, **IS_DUE}, [lease])
-        return {run["_id"]: {**run} for run in await _claimed_runs(db, keys, claim)}
+        return {run["_id"]: _inflate(run) for run in await _claimed_runs(db, keys, claim)}
 
     async def due(
         self,
@@ -372,6 +373,12 @@ def _ownership(run: Mapping[str, Any]) -> Ownership:
     owner = run.get("owner")
     # The wake time of an unowned run is not the end of a lease.
     return Ownership(owner, None if owner is None else run.get("wakeAt"))
+
+
+def _inflate(run: RawBSONDocument) -> Document:
+    """Return the fields of a run, whose snapshot is still encoded."""
+    # Not `{**run}`, which looks up each field separately.
+    return dict(run.items())
 
 
 async def _claimed_runs(db: Collections, keys: Sequence[str], claim: ObjectId) -> list[Any]:

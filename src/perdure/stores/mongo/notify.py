@@ -33,7 +33,7 @@ async def notifications(connection: Connection[Collections]) -> AsyncGenerator[N
     """Yield once at the start, for runs that are already due, and then for every change."""
     pipeline: list[Mapping[str, Any]] = [{"$match": _MAY_BE_DUE}, {"$project": _TIMES}]
     try:
-        with connection.use() as db:
+        with connection.listen() as db:
             async with await db.runs.watch(pipeline) as changes:
                 yield
                 async for change in changes:

@@ -154,13 +154,13 @@ def is_owned(epochs: Mapping[str, int], counts: Mapping[str, int | None] | None 
     With `counts`, they must have received exactly that many messages.
     """
     condition = {**has_epoch(epochs), "owner": {"$ne": None}}
-    return {**condition, "$and": [_equals("messageCount", counts)]} if counts else condition
+    return {**condition, "$and": [equals("messageCount", counts)]} if counts else condition
 
 
 def is_leased(leases: Iterable[tuple[str, int, str]]) -> Document:
     """Match runs with these leases, given as `_id`, epoch and owner, each run once."""
     rows = [*leases]
-    owners = _equals("owner", {key: owner for key, _, owner in rows})
+    owners = equals("owner", {key: owner for key, _, owner in rows})
     return {**has_epoch({key: epoch for key, epoch, _ in rows}), "$and": [owners]}
 
 
@@ -169,23 +169,23 @@ def has_epoch(epochs: Mapping[str, int]) -> Document:
     # A write of one document must name its `_id` literally, because it is the shard key of a
     # cluster.
     keys = [*epochs]
-    return {"_id": keys[0] if len(keys) == 1 else {"$in": keys}, **_equals("epoch", epochs)}
+    return {"_id": keys[0] if len(keys) == 1 else {"$in": keys}, **equals("epoch", epochs)}
 
 
-def _equals(field: str, values: Mapping[str, Any]) -> Document:
+def equals(field: str, values: Mapping[str, Any]) -> Document:
     """Match documents whose field has the value given for their `_id`; `None` means missing."""
     if len({*values.values()}) == 1:
         return {field: next(iter(values.values()))}
-    return {"$expr": {"$eq": [{"$ifNull": [f"${field}", None]}, _by_id(values)]}}
+    return {"$expr": {"$eq": [{"$ifNull": [f"${field}", None]}, by_id(values)]}}
 
 
 def owner_by_id(owners: Mapping[str, str | None]) -> Document:
     """Return the expression for the owner that is given for a document's `_id`."""
     is_same = len(set(owners.values())) == 1
-    return {"$literal": next(iter(owners.values()))} if is_same else _by_id(owners)
+    return {"$literal": next(iter(owners.values()))} if is_same else by_id(owners)
 
 
-def _by_id(values: Mapping[str, Any]) -> Document:
+def by_id(values: Mapping[str, Any]) -> Document:
     """Return the expression for the value that is given for a document's `_id`."""
     index = {"$indexOfArray": [{"$literal": [*values]}, "$_id"]}
     return {"$arrayElemAt": [{"$literal": [*values.values()]}, index]}
@@ -344,6 +344,6 @@ def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
     if any(fields.get("wakeAt") is True for fields in rests.values()):
         corrections["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
     times = {"updatedAt": "$$NOW", "createdAt": _CREATED_AT}
-    document = {"$mergeObjects": ["$$ROOT", _by_id(rests), times]}
+    document = {"$mergeObjects": ["$$ROOT", by_id(rests), times]}
     stages: Pipeline = [{"$unset": old_fields}, {"$replaceWith": document}]
     return [*stages, {"$set": corrections}] if corrections else stages

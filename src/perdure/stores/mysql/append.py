@@ -2,14 +2,13 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.errors import ConstraintViolation
-from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.literals import Rows, Statement, Value
 from perdure.stores.mysql.rows import (
     MAX_STATEMENT_SIZE,
     chunks,
@@ -147,7 +146,6 @@ class Batch:
         self._statements = statements
         self._bind = statements.bind
         self._key = key
-        self._now: datetime | None = None
         self._epochs: dict[str, int] = {}
         self._last_folded: dict[str, int] = {}
         self._open: set[str] = set()
@@ -177,12 +175,11 @@ class Batch:
     def add_locked(self, results: Sequence[Result]) -> None:
         """Add the results of `lock`."""
         runs, *inboxes = results
-        for key, epoch, last_folded, is_open, tags, now in runs.rows:
+        for key, epoch, last_folded, is_open, tags in runs.rows:
             self._epochs[key], self._last_folded[key] = epoch, last_folded
             self._tags[key] = tags.encode()
             if is_open:
                 self._open.add(key)
-            self._now = self._now or read_datetime(now)
         for inbox in inboxes:
             for key, seq, name, has_dedup_id in inbox.rows:
                 self._messages[key][str(seq)] = StoredMessage(seq, name, bool(has_dedup_id))
@@ -274,11 +271,11 @@ class Batch:
 
     def _rest_row(self, key: str, entry: Entry, rest: Rest) -> Sequence[Value]:
         has_message = any(each.name in rest.awaits for each in self._messages[key].values())
-        wake_at = self._now if has_message else rest.wake_at
+        wake_at = sql.NOW if has_message else rest.wake_at
         columns = (rest.status, wake_at, names_as_json(rest.awaits))
         version = _SAME_VERSION if rest.version is None else rest.version
-        header = (version, tags_as_json(rest.tags), rest.summary)
-        return (key, entry.epoch, entry.n, entry.data, *columns, self._now, *header)
+        header = (version, tags_as_json(self._new_tags.get(key)), rest.summary)
+        return (key, entry.epoch, entry.n, entry.data, *columns, *header)
 
 
 def _verdict(fence: Result) -> Verdict:

@@ -5,21 +5,19 @@ the workflow.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import NamedTuple
 
 from perdure.store import Due, SupportedVersions
 from perdure.stores.mysql.database import Database
-from perdure.stores.mysql.literals import Rows, Statement, read_datetime
-from perdure.stores.mysql.statements import Conditions, Statements
+from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
+from perdure.stores.mysql.statements import NOW, Conditions, Statements
 
 # Each select in a UNION costs about as much as ten seeks in an index.
 _RANGES_PER_STATEMENT = 50
 _ANY_NUMBER = 2**31
-
-NOW = Statement(b"UTC_TIMESTAMP(6)")
 
 # A loose index scan: one seek per lane, however many runs it has. `GROUP BY` must begin with the
 # first column of the index.
@@ -29,6 +27,19 @@ HEADS = """
     GROUP BY scheduled, queue, lane HAVING head <= %s
     ORDER BY scheduled, queue, lane LIMIT %s
 """
+# One seek per lane, too. With outdated statistics, the server would read all runs of these lanes
+# rather than choose a loose scan.
+HEADS_OF_LANES = """
+    SELECT queue, lane, (
+        SELECT wake_at FROM {runs} FORCE INDEX (by_due)
+        WHERE scheduled = 1 AND queue = queues.queue AND lane = lanes.lane
+        ORDER BY wake_at LIMIT 1
+    ) AS head
+    FROM (SELECT %s COLLATE {collation} AS queue %s) AS queues
+    CROSS JOIN (SELECT %s AS lane %s) AS lanes
+    HAVING head <= %s
+"""
+_OR_VALUE = b"UNION ALL SELECT %s"
 QUEUES = """
     SELECT queue, COUNT(*) FROM (%s) AS lanes GROUP BY queue ORDER BY queue
 """
@@ -42,15 +53,14 @@ DUE_IN_QUEUE = """
 """
 CLAIM = """
     SELECT
-        id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), CAST(snapshot AS BINARY),
-        queue, version, messages
+        id, epoch, owner, wake_at, takeovers, CAST(snapshot AS BINARY), queue, version, messages,
+        status
     FROM {runs} FORCE INDEX (by_due)
     WHERE scheduled = 1 AND queue = %s AND lane = %s AND %s
     ORDER BY wake_at LIMIT %s FOR UPDATE {skip_locked}
 """
 
 _IN_QUEUES = "queue IN (%s)"
-_IN_LANES = "lane IN (%s)"
 _FROM_QUEUE = "queue >= %s"
 _BEFORE_QUEUE = "queue < %s"
 _IS_AWAKE = "wake_at <= %s"
@@ -102,7 +112,8 @@ class DueRuns:
         queues: Mapping[str, int],
     ) -> list[Due]:
         """Return up to `limit` runs that are due, earliest first."""
-        runs, _ = await self._earliest(now, limit, supports, queues)
+        ranges, heads = await self._ranges(now, supports, queues)
+        runs = await self._earliest(ranges, heads, now, limit, queues)
         return [Due(run.key.removeprefix(self._prefix), run.wake_at) for run in runs]
 
     async def claims(
@@ -113,11 +124,10 @@ class DueRuns:
         The earliest runs over all ranges decide how many to lock in each. Locking up to the limit
         in every range would hide runs from other claimants that this claim then does not take.
         """
-        versions = _versions_by_lane(supports)
-        if versions is not None and len(versions) == len(queues) == 1:
-            [lane], [(queue, most)] = versions, queues.items()
-            return [self._claim(Range(queue, lane, versions[lane], min(most, limit)))]
-        runs, ranges = await self._earliest(NOW, limit, supports, queues)
+        ranges, heads = await self._ranges(NOW, supports, queues)
+        if len(ranges) == 1:
+            return [self._claim(ranges[0]._replace(most=min(ranges[0].most, limit)))]
+        runs = await self._earliest(ranges, heads, NOW, limit, queues)
         numbers = Counter(run.place for run in runs)
         return [self._claim(ranges[place]._replace(most=numbers[place])) for place in numbers]
 
@@ -153,24 +163,24 @@ class DueRuns:
 
     async def _earliest(
         self,
+        ranges: Sequence[Range],
+        heads: Sequence[datetime],
         now: datetime | Statement,
         limit: int,
-        supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
-    ) -> tuple[list[DueRun], list[Range]]:
-        """Return the earliest due runs, and the ranges that their indexes refer to.
+    ) -> list[DueRun]:
+        """Return the earliest due runs.
 
         The ranges are read in the order of their earliest wake times, until the remaining ones
         cannot contain an earlier run.
         """
-        ranges, heads = await self._ranges(now, supports, queues)
         runs: list[DueRun] = []
         for start in range(0, len(ranges), _RANGES_PER_STATEMENT):
             if len(runs) == limit and runs[-1].wake_at <= heads[start]:
                 break
             due_runs = await self._due_in(ranges, slice(start, start + _RANGES_PER_STATEMENT), now)
             runs = _first(sorted([*runs, *due_runs]), limit, ranges, queues)
-        return runs, ranges
+        return runs
 
     async def _due_in(
         self, ranges: Sequence[Range], some: slice, now: datetime | Statement
@@ -190,19 +200,24 @@ class DueRuns:
     ) -> tuple[list[Range], list[datetime]]:
         """Return the ranges whose earliest wake time has passed, by that time, with the times."""
         versions = _versions_by_lane(supports)
-        within = Conditions()
-        within.add(_IN_QUEUES, [*queues])
-        if versions is not None:
-            within.add(_IN_LANES, [*versions])
-        condition = self._statements.all(within)
-        statement = self._statements.bind(HEADS, condition, now, _ANY_NUMBER)
-        result = await self._database.run_alone(statement)
+        result = await self._database.run_alone(self._heads(now, versions, queues))
         rows = sorted(result.rows, key=lambda row: row[2])
         ranges = [
             Range(queue, lane, None if versions is None else versions[lane], queues[queue])
             for queue, lane, _ in rows
         ]
         return ranges, [read_datetime(head) for _, _, head in rows]
+
+    def _heads(
+        self,
+        now: datetime | Statement,
+        versions: Mapping[bytes, _Versions] | None,
+        queues: Mapping[str, int],
+    ) -> Statement:
+        if versions is None:
+            in_queues = self._statements.bind(_IN_QUEUES, [*queues])
+            return self._statements.bind(HEADS, in_queues, now, _ANY_NUMBER)
+        return self._statements.bind(HEADS_OF_LANES, *_column(queues), *_column(versions), now)
 
     def _is_due(self, now: datetime | Statement) -> Conditions:
         conditions = Conditions()
@@ -219,6 +234,12 @@ class DueRuns:
         if range.versions is not None:
             conditions.add(_WITH_VERSION, Rows(_OR_BETWEEN, range.versions, b" "))
         return self._statements.all(conditions)
+
+
+def _column(values: Iterable[str | bytes]) -> tuple[Value, Value]:
+    """Return the values of a derived table's only column: the first, and the remaining rows."""
+    first, *others = values
+    return first, Rows(_OR_VALUE, [(value,) for value in others], b" ")
 
 
 def _versions_by_lane(

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from perdure.snapshot import RunStatus
 from perdure.store import INBOX_PAGE, Grant, Lease, LeaseRequest, Message, SupportedVersions
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, read_grant
@@ -23,6 +24,8 @@ from perdure.stores.mysql.tags import add_tags
 _MAX_RACES = 10
 _MICROSECOND = timedelta(microseconds=1)
 
+_READ_CLOCK = Statement(b"SELECT UTC_TIMESTAMP(6)")
+
 
 class LockedRun(NamedTuple):
     """A locked run as of `now`; its snapshot is missing if the run is not free."""
@@ -32,11 +35,17 @@ class LockedRun(NamedTuple):
     owner: str | None
     wake_at: datetime | None
     takeovers: int
-    now: datetime
     snapshot: bytes | None
     queue: str
     version: int
     messages: int
+    status: RunStatus
+    now: datetime
+
+    @property
+    def may_have_journal(self) -> bool:
+        """Whether there may be entries: the write that ends the status running deletes them."""
+        return self.status == "running"
 
     @property
     def is_orphaned(self) -> bool:
@@ -113,14 +122,14 @@ class Leases:
             return []
 
         async def work(transaction: Transaction) -> list[Granted]:
-            results = await transaction.run(*statements)
-            runs = [_locked_run(row) for result in results for row in result.rows]
+            # Each range is locked at a different time, but all leases begin at the same time.
+            *ranges, clock = await transaction.run(*statements, _READ_CLOCK)
+            now = read_datetime(clock.rows[0][0])
+            runs = [_locked_run(row, now) for due in ranges for row in due.rows]
             if not runs:
                 return []
-            runs.sort(key=lambda run: run.wake_at or run.now)
-            # Each range was locked at a different time, but all leases begin at the same time.
-            now = max(run.now for run in runs)
-            leases = [NewLease(run._replace(now=now), owner, ttl) for run in runs]
+            runs.sort(key=lambda run: run.wake_at or now)
+            leases = [NewLease(run, owner, ttl) for run in runs]
             grants = self._lease(leases)
             results = await transaction.finish(*grants, *self._read(leases))
             return [*self._grants(leases, results[len(grants) :]).values()]
@@ -166,7 +175,7 @@ class Leases:
         current = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
         keys = sorted({key for key, _, _ in current})
         [result] = await transaction.run(self._bind(sql.LOCK_LEASED, keys))
-        runs = map(_locked_run, result.rows)
+        runs = map(_timed_run, result.rows)
         return {run.key: run for run in runs if (run.key, run.epoch, run.owner) in current}
 
     async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
@@ -203,7 +212,7 @@ class Leases:
         pairs = ((request.owner, request.instead_of) for request in by_key.values())
         owners = sorted({owner for pair in pairs for owner in pair if owner is not None})
         [result] = await transaction.run(self._bind(sql.LOCK_REQUESTED, owners, [*by_key]))
-        existing = {row[0]: _locked_run(row) for row in result.rows}
+        existing = {row[0]: _timed_run(row) for row in result.rows}
         leases = [
             NewLease(run, request.owner, request.ttl, request.instead_of)
             for run, request in ((run, by_key[run.key]) for run in existing.values())
@@ -252,24 +261,29 @@ class Leases:
     def _read(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
         if not leases:
             return []
-        keys = [lease.run.key for lease in leases]
+        statements = []
+        if keys := _keys_with_journals(leases):
+            statements.append(self._bind(sql.JOURNALS, keys))
         long = {lease.run.key for lease in leases if lease.run.messages > INBOX_PAGE}
-        statements = [self._bind(sql.JOURNALS, keys)]
-        if short := [key for key in keys if key not in long]:
+        if short := [lease.run.key for lease in leases if lease.run.key not in long]:
             statements.append(self._bind(sql.INBOXES, short))
         return [*statements, *(self._bind(sql.INBOX, key, 0, INBOX_PAGE) for key in long)]
 
     def _grants(self, leases: Sequence[NewLease], results: Sequence[Result]) -> dict[str, Granted]:
         """Return the grants by the runs' stored ids, in order, from the results of `_read`."""
-        journals, *inboxes = results
-        entries = read_journals(journals.rows)
+        first, *others = results
+        has_journals = bool(_keys_with_journals(leases))
+        journals, inboxes = (first.rows, others) if has_journals else ((), results)
+        entries = read_journals(journals)
         messages = read_inboxes(row for inbox in inboxes for row in inbox.rows)
-        written_epochs = {(key, epoch) for key, epoch, _ in journals.rows}
+        written_epochs = {(key, epoch) for key, epoch, _ in journals}
+        lowest_epoch = to_microseconds(leases[0].run.now)
         return {
             new.run.key: self._grant(
                 new,
                 entries[new.run.key],
                 tuple(messages[new.run.key][:INBOX_PAGE]),
+                epoch=max(new.run.epoch + 1, lowest_epoch),
                 has_progressed=(new.run.key, new.run.epoch) in written_epochs,
             )
             for new in leases
@@ -281,11 +295,11 @@ class Leases:
         journal: Sequence[bytes],
         inbox: tuple[Message, ...],
         *,
+        epoch: int,
         has_progressed: bool,
     ) -> Granted:
         run = new.run
         id = run.key.removeprefix(self._prefix)
-        epoch = max(run.epoch + 1, to_microseconds(run.now))
         lease = Lease(id, new.owner, epoch, run.now + new.ttl, bool(inbox))
         is_takeover = run.is_orphaned or new.is_replacement
         takeovers = 0 if has_progressed else run.takeovers + is_takeover
@@ -309,6 +323,10 @@ def _created_grants(
     return grants
 
 
+def _keys_with_journals(leases: Sequence[NewLease]) -> list[str]:
+    return [lease.run.key for lease in leases if lease.run.may_have_journal]
+
+
 def _tags(by_key: Mapping[str, LeaseRequest]) -> dict[str, Sequence[str]]:
     """Return the tags of the runs to create that have any."""
     return {
@@ -322,7 +340,12 @@ def _ownership(owner: str | None, expires_at: datetime | None) -> Ownership:
     return Ownership(owner, None if expires_at is None else read_datetime(expires_at))
 
 
-def _locked_run(row: Sequence[Any]) -> LockedRun:
-    key, epoch, owner, wake_at, takeovers, now, *columns = row
+def _timed_run(row: Sequence[Any]) -> LockedRun:
+    *columns, now = row
+    return _locked_run(columns, read_datetime(now))
+
+
+def _locked_run(columns: Sequence[Any], now: datetime) -> LockedRun:
+    key, epoch, owner, wake_at, *others = columns
     wakes = None if wake_at is None else read_datetime(wake_at)
-    return LockedRun(key, epoch, owner, wakes, takeovers, read_datetime(now), *columns)
+    return LockedRun._make([key, epoch, owner, wakes, *others, now])

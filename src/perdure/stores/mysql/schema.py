@@ -22,7 +22,7 @@ from perdure.stores.mysql.literals import Statement, Value
 _MAX_TABLE_LENGTH = 64 - len("_documents_migrations")
 _LOCK_SECONDS = 60
 _REST_COLUMNS = {
-    **dict.fromkeys(("folded", "snapshot", "status", "wake_at", "awaits", "updated_at"), "{new}"),
+    **dict.fromkeys(("folded", "snapshot", "status", "wake_at", "awaits"), "{new}"),
     # A rest that leaves these columns unchanged has NULL, or a negative version.
     "version": "IF({new} < 0, {old}, {new})",
     "tags": "COALESCE({new}, {old})",

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from perdure.stores.mysql.literals import Rows, Statement, Value
 from perdure.stores.mysql.schema import Dialect, Tables
 
+NOW = Statement(b"UTC_TIMESTAMP(6)")
+
 LOAD = """
     SELECT -1, -1, CAST(snapshot AS BINARY) FROM {runs} WHERE id = %s
     UNION ALL
@@ -25,18 +27,19 @@ LOAD = """
 WITH_PREFIX = "LEFT(id, %s) = %s"
 
 LOCK = """
-    SELECT id, epoch, folded, owner IS NOT NULL, COALESCE(tags, '[]'), UTC_TIMESTAMP(6)
+    SELECT id, epoch, folded, owner IS NOT NULL, COALESCE(tags, '[]')
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 LOCK_LEASED = """
-    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), NULL, queue, version, messages
+    SELECT id, epoch, owner, wake_at, takeovers, NULL, queue, version, messages, status,
+        UTC_TIMESTAMP(6)
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 LOCK_REQUESTED = """
-    SELECT id, epoch, owner, wake_at, takeovers, UTC_TIMESTAMP(6), IF(
+    SELECT id, epoch, owner, wake_at, takeovers, IF(
         owner IS NULL OR owner IN (%s) OR wake_at <= UTC_TIMESTAMP(6),
         CAST(snapshot AS BINARY), NULL
-    ), queue, version, messages
+    ), queue, version, messages, status, UTC_TIMESTAMP(6)
     FROM {runs} FORCE INDEX (PRIMARY) WHERE id IN (%s) ORDER BY id FOR UPDATE
 """
 # The reply to an INSERT contains the argument of LAST_INSERT_ID. This returns the epoch, and with
@@ -133,10 +136,11 @@ DELETE_ONE = """
 # The rows exist and are locked. An upsert is how many updates fit in one statement.
 REST = """
     INSERT INTO {runs} (
-        id, epoch, folded, snapshot, status, wake_at, awaits, updated_at, version, tags, summary
+        id, epoch, folded, snapshot, status, wake_at, awaits, version, tags, summary
     )
     VALUES %s {new_row}
-    ON DUPLICATE KEY UPDATE {set_rest}, owner = NULL, takeovers = 0
+    ON DUPLICATE KEY UPDATE {set_rest},
+        updated_at = UTC_TIMESTAMP(6), owner = NULL, takeovers = 0
 """
 FENCE = "SELECT epoch = %s AND owner IS NOT NULL FROM {runs} WHERE id = %s"
 FENCE_LOCKED = FENCE + " FOR UPDATE"
@@ -153,11 +157,12 @@ DELETE_INBOXES = """
     DELETE message FROM {inbox} AS message FORCE INDEX (by_run) WHERE message.run IN (%s)
 """
 
-# The order matters: each assignment sees the columns as the previous ones left them.
+# The order matters: each assignment sees the columns as the previous ones left them. A run that is
+# not running has no journal.
 LEASE = """
     UPDATE {runs} FORCE INDEX (PRIMARY) SET
         takeovers = IF(
-            EXISTS (
+            status = 'running' AND EXISTS (
                 SELECT 1 FROM {journal} AS entry
                 WHERE entry.run = {runs}.id AND entry.epoch = {runs}.epoch
             ), 0, takeovers + (owner IS NOT NULL AND (%s OR wake_at <= %s))

@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
 from perdure.errors import StoreClosed
+from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.redis.errors import NotSent, driver_errors, load_driver, load_exceptions
 
 Value: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Value]
 
 _SCAN_COUNT = 1000
-_CLOSE_TIMEOUT = 2.0
 
 
 def pack(command: Command) -> bytes:
@@ -90,14 +90,18 @@ class NodeLink:
         """Drop the connections, which belong to an event loop that has ended."""
         self._pool: Any = None
         self._free = asyncio.Semaphore(self._limit)
+        self._calls = CallsInFlight()
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return the reply to each."""
         async with self._free:
+            self._calls.begin()
             try:
                 return await self._send(self._open_pool(), commands)
             except TimeoutError as error:
                 raise TimeoutError(f"no reply within {self._timeout}s") from error
+            finally:
+                self._calls.end()
 
     async def _send(self, pool: Any, commands: Sequence[Command]) -> list[Any]:
         connection, is_reusable = None, False
@@ -155,16 +159,8 @@ class NodeLink:
         """Close the connections if they are ours, after a short wait for commands in flight."""
         self._is_closed = self._is_ours
         if self._is_ours and self._pool is not None:
-            idle = asyncio.ensure_future(self._wait_until_idle())
-            await asyncio.wait([idle], timeout=_CLOSE_TIMEOUT)
-            idle.cancel()
-            await asyncio.wait([idle])
+            await self._calls.ended()
             await self._pool.aclose()
-
-    async def _wait_until_idle(self) -> None:
-        async with AsyncExitStack() as stack:
-            for _ in range(self._limit):
-                await stack.enter_async_context(self._free)
 
     def _open_pool(self) -> Any:
         if self._pool is None:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from perdure.demo.history import SEEDED_TIME, seed
 from perdure.stores import open_store
@@ -123,35 +123,77 @@ async def watch() -> AsyncGenerator[Watch]:
     assert watch.problems == []
 
 
+async def new_context(browser: Browser, *, javascript: bool = True) -> BrowserContext:
+    """Start a session of the browser."""
+    context = await browser.new_context(
+        java_script_enabled=javascript, reduced_motion="reduce", timezone_id="UTC"
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    return context
+
+
+async def load(
+    page: Page, watch: Watch, url: str, theme: Theme = "light", width: int = 1440, height: int = 900
+) -> None:
+    """Load a page at this size in this theme."""
+    await page.set_viewport_size({"width": width, "height": height})
+    await page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    response = await page.goto(url)
+    status = 200 if response is None else response.status
+    assert status in {200, *watch.expected_statuses}, f"{status} for {url}"
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(browser: Browser, watch: Watch) -> AsyncGenerator[OpenPage]:
     """A function that opens a page in a new session of the browser, and watches it."""
     contexts = []
 
-    async def open_page(
-        url: str,
-        *,
-        theme: Theme = "light",
-        width: int = 1440,
-        height: int = 900,
-        javascript: bool = True,
-    ) -> Page:
-        context = await browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=theme,
-            java_script_enabled=javascript,
-            reduced_motion="reduce",
-            timezone_id="UTC",
-        )
+    async def open_page(url: str, *, javascript: bool = True, **look: Any) -> Page:
+        context = await new_context(browser, javascript=javascript)
         contexts.append(context)
-        context.set_default_timeout(TIMEOUT_MS)
         watch.attach(context, urlsplit(url).netloc)
         page = await context.new_page()
-        response = await page.goto(url)
-        status = 200 if response is None else response.status
-        assert status in {200, *watch.expected_statuses}, f"{status} for {url}"
+        await load(page, watch, url, **look)
         return page
 
     yield open_page
     for context in contexts:
         await context.close()
+
+
+class SharedPages:
+    """Pages that tests use one after the other: with scripts, and without.
+
+    A new session of the browser takes longer than loading a page. This is for tests of one server
+    that leave nothing in the browser.
+    """
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._pages: dict[bool, Page] = {}
+
+    async def get(self, *, javascript: bool) -> Page:
+        if javascript not in self._pages:
+            context = await new_context(self._browser, javascript=javascript)
+            self._pages[javascript] = await context.new_page()
+        return self._pages[javascript]
+
+    async def close(self) -> None:
+        for page in self._pages.values():
+            await page.context.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def reuse_page(shared_pages: SharedPages, watch: Watch) -> AsyncGenerator[OpenPage]:
+    """Like `open_page`, with a page of the module's fixture `shared_pages`."""
+    detach: list[Callable[[], None]] = []
+
+    async def reuse_page(url: str, *, javascript: bool = True, **look: Any) -> Page:
+        page = await shared_pages.get(javascript=javascript)
+        detach.append(watch.attach(page.context, urlsplit(url).netloc))
+        await load(page, watch, url, **look)
+        return page
+
+    yield reuse_page
+    for end in detach:
+        end()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Page, expect
+from playwright.async_api import Browser, Page, expect
 
 from perdure import Runtime, Step, workflow
 from perdure.insights import Insights, to_json
@@ -16,7 +16,7 @@ from perdure.insights.model import Act
 from perdure.operations import Operations
 from perdure.operations.verbs import VERBS
 from perdure.store import Store, require_search
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import OpenPage, SharedPages
 from tests.browser.quiet import no_logs
 from tests.browser.serving import ServedDashboard
 from tests.servers.postgres import fresh_database
@@ -102,6 +102,13 @@ async def served(
         served.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared_pages(served: ServedDashboard, browser: Browser) -> AsyncGenerator[SharedPages]:
+    pages = SharedPages(browser)
+    yield pages
+    await pages.close()
+
+
 async def open_form(page: Page, verb: str) -> None:
     """Follow the link to a verb from the page of a run or step."""
     link = page.get_by_role("link", name=f"{VERBS[verb].title}…", exact=True).first
@@ -123,13 +130,13 @@ async def act_of(served: ServedDashboard, run_id: str) -> Act:
 @pytest.mark.parametrize("javascript", [True, False], ids=["script", "no-script"])
 @pytest.mark.parametrize("verb", CASES)
 async def test_verb(
-    verb: str, javascript: bool, served: ServedDashboard, open_page: OpenPage
+    verb: str, javascript: bool, served: ServedDashboard, reuse_page: OpenPage
 ) -> None:
     case, run_id = CASES[verb], f"{verb}-{javascript}".lower()
     with no_logs():
         await served.run(lambda store: create(store, run_id, case.ends))
     query = f"?step={case.step}" if case.step else ""
-    page = await open_page(f"{served.url}/runs/{run_id}{query}", javascript=javascript)
+    page = await reuse_page(f"{served.url}/runs/{run_id}{query}", javascript=javascript)
     await open_form(page, verb)
     form = page.locator("form", has=page.get_by_label("Reason"))
     for label, value in {**case.fields, "Reason": WHY}.items():

@@ -2,19 +2,20 @@
 
 import asyncio
 import shutil
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
 
 from perdure.dashboard.server import OneTimeToken
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.store import Store
 from tests.browser.accessibility import axe
-from tests.browser.conftest import OpenPage, Serve
+from tests.browser.conftest import OpenPage, Serve, SharedPages
 from tests.browser.gallery import THEMES, WIDTHS, Gallery, Theme
 from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
 from tests.browser.serving import ServedDashboard
@@ -55,11 +56,28 @@ async def overflow(page: Page) -> int:
     return excess
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared_pages(
+    seeded: ServedDashboard, empty: ServedDashboard, browser: Browser
+) -> AsyncGenerator[SharedPages]:
+    pages = SharedPages(browser)
+    yield pages
+    await pages.close()
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Generator[ServedDashboard]:
+    """A dashboard on an empty store."""
+    served = ServedDashboard(f"sqlite:///{tmp_path_factory.mktemp('empty')}/empty.db").start()
+    yield served
+    served.close()
+
+
 @pytest.mark.parametrize("name", PAGES)
 async def test_page(
-    name: str, seeded: ServedDashboard, open_page: OpenPage, gallery: Gallery
+    name: str, seeded: ServedDashboard, reuse_page: OpenPage, gallery: Gallery
 ) -> None:
-    page = await open_page(seeded.url + PAGES[name])
+    page = await reuse_page(seeded.url + PAGES[name])
     await check(page, name, gallery)
 
 
@@ -138,8 +156,7 @@ async def test_page_that_does_not_exist(
 
 @pytest.mark.parametrize("name", EMPTY)
 async def test_page_of_an_empty_store(
-    name: str, tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+    name: str, empty: ServedDashboard, reuse_page: OpenPage, gallery: Gallery
 ) -> None:
-    served = serve(f"sqlite:///{tmp_path}/empty.db")
-    page = await open_page(served.url + PAGES[name])
+    page = await reuse_page(empty.url + PAGES[name])
     await check(page, f"empty-{name}", gallery)

@@ -1,10 +1,12 @@
 """What no page of the dashboard may do, recorded while a test uses a browser."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Error, Page, Request
+from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Request, WebError
 
 # The browser reports a response that is not a success as an error on its console.
 _FAILED_RESPONSE = "Failed to load resource: the server responded with a status of"
@@ -20,15 +22,25 @@ class Watch:
     problems: list[str] = field(default_factory=list)
     expected_statuses: set[int] = field(default_factory=set)
 
-    def attach(self, context: BrowserContext, host: str) -> None:
-        """Record the problems of every page of this context, which may use only this host."""
-        context.on("request", partial(self._requested, host))
-        context.on("page", self._opened)
+    def attach(self, context: BrowserContext, host: str) -> Callable[[], None]:
+        """Record the problems of every page of this context, which may use only this host.
 
-    def _opened(self, page: Page) -> None:
-        page.on("console", self._logged)
-        page.on("pageerror", self._raised)
-        page.on("dialog", self._asked)
+        Return a function that ends this.
+        """
+        listeners: dict[Any, Callable[[Any], Any]] = {
+            "request": partial(self._requested, host),
+            "console": self._logged,
+            "weberror": self._raised,
+            "dialog": self._asked,
+        }
+        for event, listener in listeners.items():
+            context.on(event, listener)
+
+        def detach() -> None:
+            for event, listener in listeners.items():
+                context.remove_listener(event, listener)
+
+        return detach
 
     def _requested(self, host: str, request: Request) -> None:
         address = urlsplit(request.url)
@@ -43,8 +55,8 @@ class Watch:
     def _is_expected(self, text: str) -> bool:
         return any(f"{_FAILED_RESPONSE} {status}" in text for status in self.expected_statuses)
 
-    def _raised(self, error: Error) -> None:
-        self.problems.append(f"exception: {error}")
+    def _raised(self, error: WebError) -> None:
+        self.problems.append(f"exception: {error.error}")
 
     async def _asked(self, dialog: Dialog) -> None:
         self.problems.append(f"dialog: {dialog.message}")

@@ -10,15 +10,23 @@ from perdure.cli.discovery import NO_STORE, opened_app, opened_store, runtime_of
 from perdure.cli.failures import UNREACHABLE, Failure
 from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.operations import Operations
+from perdure.store import Store
 
 
 @asynccontextmanager
 async def insights(settings: Settings, *, reveal: bool = False) -> AsyncGenerator[Insights, None]:
-    """Open the store for reading, without creating a file."""
+    """Open the store for reading."""
+    async with existing_store(settings) as (store, name):
+        yield Insights(store, redact=NOTHING_REDACTED if reveal else Redact(), url=name)
+
+
+@asynccontextmanager
+async def existing_store(settings: Settings) -> AsyncGenerator[tuple[Store, str], None]:
+    """Open the store, without creating a file, and yield it with its URL."""
     if (url := store_url(settings)) is not None:
         _check_exists(url)
-    async with opened_store(settings) as (store, name):
-        yield Insights(store, redact=NOTHING_REDACTED if reveal else Redact(), url=name)
+    async with opened_store(settings) as store_and_name:
+        yield store_and_name
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 import webbrowser
@@ -13,7 +14,7 @@ import click
 from perdure import events
 from perdure.cli.context import Settings, command, option, show_log
 from perdure.cli.dev import GRACE
-from perdure.cli.discovery import opened_app
+from perdure.cli.discovery import is_default_app, opened_app
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output
 from perdure.cli.serving import dashboard_of
@@ -22,6 +23,7 @@ from perdure.clock import SystemClock
 from perdure.insights import Insights
 from perdure.insights.words import duration
 from perdure.result import Err
+from perdure.snapshot.labels import label_of
 from perdure.store import capabilities
 from perdure.worker import Worker
 
@@ -61,6 +63,9 @@ async def _print_banner(settings: Settings, worker: Worker, dashboard: str) -> N
     click.echo(printable(f"perdure dev   {settings.app} on {url}"))
     click.echo(printable(f"Worker        {worker.id} with {worker.concurrency} slots: {names}"))
     click.echo(f"Dashboard     {dashboard}")
+    if settings.app and not is_default_app(settings.app):
+        hint = f"export PERDURE_APP={shlex.quote(settings.app)}"
+        click.echo(printable(f"Elsewhere     {hint} lets other commands find it"))
     if capabilities(runtime.store).survives == "nothing":
         click.echo(f"Warning       {IN_MEMORY}")
     click.echo("Press o to open the dashboard, r to restart, q to quit.")
@@ -79,10 +84,11 @@ def _event_text(output: Output, event: events.Event) -> str:
     match event:
         case events.StepComplete():
             mark = output.mark("failed" if isinstance(event.result, Err) else "completed")
-            return f"{mark} {event.key} ({duration(event.duration)})"
+            return f"{mark} {label_of(event.key)} ({duration(event.duration)})"
         case events.StepRetry():
             attempt = f"attempt {event.attempt} of {event.attempts}"
-            return f"{event.key} failed, {attempt}; again in {duration(event.delay)}: {event.error}"
+            step, delay = label_of(event.key), duration(event.delay)
+            return f"{step} failed, {attempt}; again in {delay}: {event.error}"
         case events.WorkflowSuccess():
             return f"{output.mark('completed')} completed"
         case events.WorkflowError():

@@ -1,12 +1,13 @@
 """Find the store and the application that a command works with."""
 
+import os
 import sys
 import tomllib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import reduce
 from importlib import import_module
-from inspect import isawaitable
+from inspect import isawaitable, signature
 from pathlib import Path
 from traceback import format_exception
 from types import TracebackType
@@ -102,7 +103,7 @@ async def opened_app(
     """
     name, target = find_app(settings, missing)
     settings.app = name
-    if callable(target) and not isinstance(target, AbstractAsyncContextManager):
+    if callable(target) and _is_factory(target):
         target = target()
     if isawaitable(target):
         target = await target
@@ -118,12 +119,25 @@ async def opened_app(
         _check_app(name, target)
 
 
+def _is_factory(target: Callable[..., Any]) -> bool:
+    """Return whether a target is to be called; an ASGI app or a workflow requires arguments."""
+    if isinstance(target, AbstractAsyncContextManager):
+        return False
+    try:
+        signature(target).bind()
+    except (TypeError, ValueError):  # ValueError: a built-in without a signature
+        return False
+    return True
+
+
 def _check_app(name: str, target: object) -> Runtime | Worker:
     if not isinstance(target, Runtime | Worker):
-        kind = type(target).__name__
+        kind, module = type(target).__name__, name.partition(":")[0]
+        names = ", ".join(f"{module}:{each}" for each in _runtimes_in(_module(module)))
         raise Failure(
             f"{name} is not an application but {kind!r}: expected a Runtime, a Worker, or a "
-            "function or async context manager that returns one",
+            "function without arguments or async context manager that returns one"
+            + (f". {module} has {names}" if names else ""),
             USAGE,
         )
     return target
@@ -143,6 +157,13 @@ def find_app(settings: Settings, missing: str = NO_APP) -> tuple[str, object]:
                 message(settings, f"Using {name}; pass --app to choose another.")
                 return name, imported(name)
     raise Failure(missing, USAGE)
+
+
+def is_default_app(name: str) -> bool:
+    """Return whether commands without `--app` find this application."""
+    if default := os.environ.get("PERDURE_APP") or configured("app"):
+        return name == default
+    return name.partition(":")[0] in MODULES
 
 
 def _mentions_runtime(path: Path) -> bool:

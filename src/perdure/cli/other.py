@@ -5,11 +5,13 @@ import platform
 import click
 from click.shell_completion import get_completion_class
 
-from perdure.cli.connections import insights, operations
+from perdure.cli.connections import existing_store
 from perdure.cli.context import Settings, command, message, option
 from perdure.cli.failures import FAILED, Failure
 from perdure.cli.output import print_findings, progress
+from perdure.insights import Insights
 from perdure.insights.model import Finding
+from perdure.operations import Operations
 from perdure.version import __version__
 
 EXAMINED = 1000
@@ -24,19 +26,19 @@ async def doctor(settings: Settings, fix: bool) -> None:
     It prints nothing and exits with 0 if there are none. The audit trail is checked for the runs
     that changed last, and with --fix for all runs.
     """
-    async with insights(settings) as ask:
-        findings = [*await ask.check()]
-    if not any(each.code == "store" for each in findings):
-        findings += await _missing_acts(settings, fix=fix)
+    # Opened once: an application's store cannot be opened again after it was closed.
+    async with existing_store(settings) as (store, url):
+        findings = [*await Insights(store, url=url).check()]
+        if not any(each.code == "store" for each in findings):
+            findings += await _missing_acts(settings, Operations(store, via="cli"), fix=fix)
     print_findings(settings, findings)
 
 
-async def _missing_acts(settings: Settings, *, fix: bool) -> list[Finding]:
+async def _missing_acts(settings: Settings, act: Operations, *, fix: bool) -> list[Finding]:
     """Look for acts that are missing in the audit trail; with `fix`, restore them."""
     limit = None if fix else EXAMINED
-    async with operations(settings) as act:
-        with progress("Examining runs") as show:
-            count = await act.restore_acts(limit=limit, dry_run=not fix, on_progress=show)
+    with progress("Examining runs") as show:
+        count = await act.restore_acts(limit=limit, dry_run=not fix, on_progress=show)
     entries = f"{count:,} {'entry' if count == 1 else 'entries'} of the audit trail"
     if fix and count:
         message(settings, f"{entries} restored.")

@@ -30,12 +30,12 @@ _MARKS = {
     "cancelled": ("⊘", "bright_black"),
 }
 
-SHORT, NARROW = 24, 72
-"""Columns with cells up to this width are shortened last; a terminal below this width is narrow."""
+SHORT, GAP = 24, 2
+"""Columns with cells up to this width are shortened last; the space between two columns."""
 
 
 class Column(NamedTuple, Generic[T]):
-    """A column of a table; a minor one is left out on a narrow terminal."""
+    """A column of a table; a minor one is left out where there is no room for it."""
 
     title: str
     cell: Callable[[T], str]
@@ -66,9 +66,11 @@ class Output:
         return f"in {distance}" if at > self.now else f"{distance} ago"
 
     @staticmethod
-    def clock() -> str:
-        """Return the time of day on this machine."""
-        return f"{SystemClock().now().astimezone():%H:%M:%S}"
+    def clock(at: datetime | None = None) -> str:
+        """Return a time, by default now, on this machine; with the date unless it is today."""
+        now = SystemClock().now().astimezone()
+        local = now if at is None else at.astimezone()
+        return f"{local:%H:%M:%S}" if local.date() == now.date() else f"{local:%Y-%m-%d %H:%M:%S}"
 
     def mark(self, status: str) -> str:
         """Return the mark of a status, or the status itself where the mark cannot be printed."""
@@ -125,18 +127,32 @@ class Output:
 
         no_color = click.get_current_context().color is False
         console = Console(highlight=False, force_terminal=True, no_color=no_color)
-        if console.width < NARROW:
-            columns = [column for column in columns if not column.is_minor]
+        cells = [[printable(column.cell(row)) for row in rows] for column in columns]
         table = Table(box=None, pad_edge=False, header_style="dim")
-        cells = [[printable(column.cell(row)) for column in columns] for row in rows]
-        for number, column in enumerate(columns):
-            # On a narrow terminal, long columns are cut first.
-            is_short = all(len(texts[number]) <= SHORT for texts in cells)
-            table.add_column(column.title, no_wrap=is_short, overflow="ellipsis")
-        for texts in cells:
-            one_line = partial(Text, no_wrap=True, overflow="ellipsis")
-            table.add_row(*map(one_line, texts, map(style_of, texts, columns)))
+        one_line = partial(Text, no_wrap=True, overflow="ellipsis")
+        shown = fitting(columns, cells, console.width)
+        for number in shown:
+            # The first column names the row, for other commands: long columns are cut before it.
+            is_kept = number == 0 or max(map(len, cells[number])) <= SHORT
+            table.add_column(columns[number].title, no_wrap=is_kept, overflow="ellipsis")
+        for row in range(len(rows)):
+            texts = ((cells[number][row], columns[number]) for number in shown)
+            table.add_row(*(one_line(text, style_of(text, column)) for text, column in texts))
         console.print(table)
+
+
+def fitting(columns: Sequence[Column[T]], cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the numbers of the columns to show: minor ones are left out, the last first."""
+    widths = [
+        max(len(column.title), *map(len, texts))
+        for column, texts in zip(columns, cells, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for number in reversed(range(len(columns))):
+        needed = widths[0] + sum(min(widths[each], SHORT) + GAP for each in shown[1:])
+        if columns[number].is_minor and needed > width:
+            shown.remove(number)
+    return shown
 
 
 def style_of(text: str, column: Column[Any]) -> str:

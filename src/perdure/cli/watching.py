@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from datetime import datetime
 
 import click
 
@@ -19,6 +20,7 @@ from perdure.insights import Insights
 from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
 from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot import is_over
+from perdure.snapshot.labels import label_of
 
 LIVE = ("running", "suspended", "waiting", "queued", "paused")
 OVER = ("completed", "failed", "cancelled")
@@ -112,7 +114,7 @@ async def _top_lines(settings: Settings, ask: Insights) -> list[str]:
         lines.append(printable(f"{worker.id}   {worker.state}   {slots}"))
         for flight in worker.in_flight:
             since = duration(output.now - flight.since)
-            lines.append(printable(f"  {flight.run_id}   {flight.key}   {since}"))
+            lines.append(printable(f"  {flight.run_id}   {label_of(flight.key)}   {since}"))
     lines += ["", "Newest failures"] if answer.failures else []
     lines += [
         printable(f"  {run.id}   {output.time(run.ended_at or run.updated_at)}   {run.error}")
@@ -171,17 +173,18 @@ class Follower:
         page = await self._ask.steps(self._run_id, after=self._last_key)
         for step in page.steps:
             self._last_key = step.key
-            self._line(_step_text(self._output, step))
+            self._line(_step_text(self._output, step), step.ended_at)
         if facts.why.sentence != self._sentence or is_over(facts.run.status):
             self._sentence = facts.why.sentence
             status = styled_status(self._output, facts.run.status)
             self._line(f"{status}  {printable(self._sentence)}")
 
-    def _line(self, text: str) -> None:
-        click.echo(f"{Output.clock()}  {text}")
+    def _line(self, text: str, at: datetime | None = None) -> None:
+        click.echo(f"{Output.clock(at)}  {text}")
 
 
 def _step_text(output: Output, step: StepRow) -> str:
     mark = output.mark("completed" if step.ok else "failed")
     length = f" ({duration(step.duration)})" if step.duration is not None else ""
-    return f"{mark} {printable(step.key)}{length} {printable(step.error or step.value)}".rstrip()
+    name, detail = label_of(step.key), step.error or step.value
+    return f"{mark} {printable(name)}{length} {printable(detail)}".rstrip()

@@ -21,6 +21,7 @@ from perdure.dashboard import values
 from perdure.dashboard.visit import NOTICE_COOKIE, Visit
 from perdure.insights import Frame, Term, to_json, words
 from perdure.snapshot import RunStatus
+from perdure.snapshot.labels import label_of
 from perdure.urls import encode_id
 
 ERROR_WINDOWS = {"1h": "1 h", "24h": "24 h", "7d": "7 days", "30d": "30 days"}
@@ -84,6 +85,7 @@ _FILTERS: dict[str, Any] = {
     "shell": shlex.join,
     "outline": values.Outline,
     "frame_groups": frame_groups,
+    "label": label_of,
 }
 _GLOBALS: dict[str, Any] = {
     "static_version": _STATIC_VERSION,

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from perdure.insights import blockers
 from perdure.insights.acts import run_acts
-from perdure.insights.failures import error_of
+from perdure.insights.failures import error_of, first_line
 from perdure.insights.family import fan_out
-from perdure.insights.model import InFlight, Why
+from perdure.insights.model import ErrorFacts, InFlight, Why
 from perdure.insights.phrases import because, due_for, is_due, quote
 from perdure.insights.rollback import (
     describe_failed_rollback,
@@ -26,7 +26,7 @@ from perdure.insights.rows import read_time
 from perdure.insights.schedules import read_schedule_input
 from perdure.insights.state import RunState
 from perdure.insights.terms import closest
-from perdure.insights.words import count_words, duration_words, list_words, time_words
+from perdure.insights.words import count_words, duration, duration_words, list_words, time_words
 from perdure.presence import WorkerPresence, worker_id
 from perdure.runtime.schedule_workflow import SCHEDULE
 from perdure.snapshot import PendingWait, is_over, open_waits
@@ -34,6 +34,8 @@ from perdure.snapshot.asks import is_ask
 from perdure.snapshot.labels import label_of
 
 Rule: TypeAlias = Callable[[RunState], Why | None]
+
+_LONGEST_ERROR = 200
 
 
 def why(state: RunState) -> Why:
@@ -73,9 +75,15 @@ def _failed(state: RunState) -> Why | None:
         sentence = describe_failed_rollback(rollback)
         return Why("failed", sentence, {"steps": list(rollback.not_undone), "error": name})
     subject = _failed_steps(state, failed_keys) if failed_keys else "The function failed"
-    sentence = f"{subject} with {name}.{describe_undone(rollback)}"
+    sentence = f"{subject} with {_error_words(error) or name}.{describe_undone(rollback)}"
     sentence += " Nothing will happen until the run is retried."
     return Why("failed", sentence, {"steps": failed_keys, "error": name})
+
+
+def _error_words(error: ErrorFacts | None) -> str:
+    """Return the type of an error and the beginning of its message, for a sentence."""
+    text = first_line(error).rstrip(".")
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"
 
 
 def _failed_steps(state: RunState, keys: Sequence[str]) -> str:
@@ -419,7 +427,7 @@ def _duration_text(state: RunState) -> str:
     created_at, ended_at = state.row.created_at, state.row.ended_at
     if created_at is None or ended_at is None:
         return ""
-    return f", {duration_words(ended_at - created_at)} after it was created"
+    return f", {duration(ended_at - created_at)} after it was created"
 
 
 def _error_attribute(state: RunState, name: str) -> str:

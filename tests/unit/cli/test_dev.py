@@ -75,6 +75,37 @@ def test_the_program_of_the_readme_survives_kill_9(
     assert "parcel, with receipt for 4200" in run("show", "one").stdout
 
 
+def test_what_the_engine_records_has_a_readable_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_STORE", "sqlite:///trips.db")
+    program = """
+from perdure import Runtime, workflow
+
+@workflow("trip")
+async def trip(step):
+    await step("book", lambda: "room", undo=lambda room: None)
+    raise ValueError("no funds")
+
+runtime = Runtime("sqlite:///trips.db", workflows=[trip])
+"""
+    (tmp_path / "trips.py").write_text(program)
+    with on_terminal("dev", "trips:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        run("start", "trip")
+        dev.expect("✓ undo of book")
+
+
+@pytest.mark.parametrize(("default", "is_shown"), [("", True), ("orders:runtime", False)])
+def test_other_commands_are_told_how_to_find_the_application(
+    monkeypatch: pytest.MonkeyPatch, default: str, is_shown: bool
+) -> None:
+    monkeypatch.setenv("PERDURE_APP", default)
+    with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
+        dev.expect("q to quit")
+        assert ("export PERDURE_APP=orders:runtime" in dev.before) == is_shown
+
+
 def kill_with_children(pid: int) -> None:
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=True)
     for each in (pid, *map(int, children.stdout.split())):

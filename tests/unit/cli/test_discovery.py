@@ -25,6 +25,11 @@ async def make_async():
     return runtime
 
 number = 7
+
+class Asgi:
+    async def __call__(self, scope, receive, send): ...
+
+web = Asgi()
 """
 SECRET = "postgresql://ana:s3cret@127.0.0.1:1/shop"
 
@@ -78,6 +83,12 @@ def test_without_a_store_that_of_the_app_is_used(url: str, tmp_path: Path) -> No
     assert call("--app", "orders:runtime", "ls", "-o", "ids", "done").stdout == "done\n"
 
 
+def test_every_part_of_doctor_works_on_the_store_of_the_app(url: str, tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(APP)
+    result = call("--app", "orders:runtime", "doctor")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_without_a_store_that_of_the_app_in_this_folder_is_used(url: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     result = call("ls", "-o", "ids", "done")
@@ -102,6 +113,9 @@ def test_a_program_without_a_runtime_is_not_imported(tmp_path: Path) -> None:
         ("nope:runtime", 4, "there is no module 'nope'"),
         ("orders:nope", 4, "has no attribute 'nope'"),
         ("orders:number", 2, "orders:number is not an application but 'int'"),
+        ("orders:web", 2, "orders:web is not an application but 'Asgi'"),
+        ("orders:web", 2, "orders has orders:same"),
+        ("orders:greet", 2, "orders:greet is not an application but 'Definition'"),
     ],
 )
 def test_a_wrong_app_is_explained(tmp_path: Path, app: str, code: int, text: str) -> None:

@@ -1,8 +1,12 @@
 """Commands that read."""
 
+import asyncio
 import json
+import re
 import shlex
 
+from perdure import Runtime, Step, workflow
+from perdure.stores import sqlite
 from tests.unit.cli.conftest import Perdure
 
 LIST = """\
@@ -54,7 +58,8 @@ def test_jsonl_is_one_line_per_run(perdure: Perdure) -> None:
 
 def test_why_is_one_sentence(perdure: Perdure) -> None:
     sentence = (
-        'Step "ship" failed with CarrierDown. Nothing will happen until the run is retried.\n'
+        'Step "ship" failed with CarrierDown: 503 from carrier. '
+        "Nothing will happen until the run is retried.\n"
     )
     assert perdure("why", "broken").stdout == sentence
 
@@ -125,6 +130,27 @@ def test_an_unknown_run_is_not_found(perdure: Perdure) -> None:
 def test_watch_ends_with_the_run(perdure: Perdure) -> None:
     assert "✓ ship" in perdure("watch", "done").stdout
     assert "✗ ship" in perdure("watch", "broken", code=1).stdout
+
+
+def test_watch_says_when_a_step_ended(perdure: Perdure) -> None:
+    """On this machine, where it may still have been the year before."""
+    lines = perdure("watch", "done").stdout.splitlines()
+    assert re.match(r"(2023-12-31|2024-01-01) [\d:]{8}  ✓ charge", lines[0])
+    assert re.match(r"[\d:]{8}  completed", lines[-1])
+
+
+def test_watch_names_what_the_engine_records(perdure: Perdure) -> None:
+    async def undo_a_charge() -> None:
+        @workflow("trip")
+        async def trip(step: Step) -> None:
+            await step("book", lambda: "room", undo=lambda room: None)
+            raise ValueError("no funds")
+
+        async with sqlite("shop.db") as store:
+            await Runtime(store).trigger(trip, run_id="trip-1")
+
+    asyncio.run(undo_a_charge())
+    assert "✓ undo of book" in perdure("watch", "trip-1", code=1).stdout
 
 
 def test_watch_has_a_timeout(perdure: Perdure) -> None:

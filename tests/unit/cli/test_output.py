@@ -73,6 +73,20 @@ def test_a_narrow_terminal_shows_the_main_columns(perdure: Perdure) -> None:
     assert max(map(len, output.splitlines())) <= 40
 
 
+def test_an_id_is_not_cut_to_show_minor_columns(perdure: Perdure) -> None:
+    run_id = f"order:{'0123456789' * 4}"
+    perdure("start", "order", "--id", run_id)
+    output = table(perdure("ls", "--color", "always", env={"COLUMNS": "80"}, color=True).stdout)
+    assert f"\n{run_id}  ◌ queued" in output
+    assert "CarrierDown: 503 f…" in output
+
+
+def test_minor_columns_are_left_out_from_the_right(perdure: Perdure) -> None:
+    options = ("--color", "always", "--time", "iso")
+    output = table(perdure("ls", *options, env={"COLUMNS": "80"}, color=True).stdout)
+    assert output.splitlines()[0].split() == ["ID", "WORKFLOW", "STATUS", "UPDATED", "DETAIL"]
+
+
 def test_no_color_is_respected(perdure: Perdure) -> None:
     env = {"NO_COLOR": "1", "COLUMNS": "40"}
     assert "\x1b[3" not in perdure("show", "broken", env=env, color=True).stdout

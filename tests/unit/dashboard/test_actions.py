@@ -70,6 +70,7 @@ async def test_an_event_is_signalled_with_a_payload() -> None:
     fields = {"event": "approved", "payload": '{"by": "eva"}'}
     assert (await visitor.post("/runs/order-2/do/signal", fields)).status_code == 303
     assert await status_of(store, "order-2") != "waiting"
+    assert "<span>signal " in (await visitor.get("/runs/order-2")).text
 
 
 async def test_a_value_that_is_not_json_is_shown_again_with_the_reason() -> None:

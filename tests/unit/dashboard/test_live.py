@@ -112,12 +112,15 @@ async def test_a_run_that_is_settled_in_this_process_is_followed_at_once() -> No
 async def test_many_notifications_cost_at_most_two_reads_per_second() -> None:
     inner = MemoryStore()
     await waiting_run(inner)
-    store = FaultyStore(inner)
+    store, loop = FaultyStore(inner), asyncio.get_running_loop()
+    began = loop.time()
     async with listening(dashboard(store), "topic=run:order-2"):
         for number in range(200):
             await Client(inner).trigger("order", {}, run_id=f"other-{number}")
             await asyncio.sleep(0.01)
-    assert 3 <= sum(call.verb == "summaries" for call in store.calls) <= 7
+    # The loop takes two seconds, and longer on a busy machine.
+    most = 3 + 2 * (loop.time() - began)
+    assert 3 <= sum(call.verb == "summaries" for call in store.calls) <= most
 
 
 async def test_a_fourth_stream_of_a_session_has_to_poll() -> None:

@@ -78,6 +78,11 @@ async def test_a_list_without_runs_offers_to_search_for_more() -> None:
     assert "No runs match. Search without status:failed" in text_of(page)
 
 
+async def test_a_list_of_an_empty_store_does_not_speak_of_a_search() -> None:
+    page = await Visitor(dashboard(MemoryStore())).get("/runs")
+    assert "No runs yet. Runs appear here" in text_of(page)
+
+
 async def test_a_long_list_has_pages() -> None:
     store = MemoryStore()
     runtime = Runtime(store, workflows=[sleepy])

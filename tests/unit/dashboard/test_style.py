@@ -35,6 +35,12 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def test_a_button_is_not_in_a_paragraph() -> None:
+    """Links in paragraphs are underlined."""
+    paragraphs = re.compile(r"<p\b(?:(?!</p>).)*<a class=\"button", re.DOTALL)
+    assert not [page.name for page in TEMPLATES if paragraphs.search(page.read_text())]
+
+
 @pytest.mark.parametrize(("name", "background", "theme"), [*product(TEXTS, BACKGROUNDS, THEMES)])
 def test_text_can_be_read_on_every_background(name: str, background: str, theme: str) -> None:
     assert contrast(colour(name, theme), colour(background, theme)) >= 4.5

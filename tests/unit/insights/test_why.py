@@ -48,6 +48,18 @@ async def test_completed(store: MemoryStore, clock: TestClock) -> None:
     assert answer.sentence == "Completed 3 min ago, 0 ms after it was created."
 
 
+async def test_a_completed_run_says_how_long_it_took(store: MemoryStore, clock: TestClock) -> None:
+    @workflow("nap")
+    async def nap(step: Step) -> None:
+        await step.sleep("nap", "4.9s")
+
+    runtime = Runtime(store, workflows=[nap], clock=clock)
+    await runtime.trigger(nap, run_id="r")
+    await clock.advance("4.9s")
+    await runtime.sweep()
+    assert (await ask(store, clock)).sentence.endswith(", 4.9 s after it was created.")
+
+
 async def test_cancelled(store: MemoryStore, clock: TestClock) -> None:
     await run_order(store, "r", "wait", clock)
     await Runtime(store, workflows=[order], clock=clock).cancel("r", reason="no longer needed")
@@ -59,7 +71,7 @@ async def test_failed_step(store: MemoryStore, clock: TestClock) -> None:
     await run_order(store, "r", "fail", clock)
     answer = await ask(store, clock)
     assert answer.sentence == (
-        'Step "ship" failed after 2 attempts with CarrierDown. '
+        'Step "ship" failed after 2 attempts with CarrierDown: 503 from carrier. '
         "Nothing will happen until the run is retried."
     )
     assert (answer.situation, answer.facts["steps"]) == ("failed", ["ship"])
@@ -68,7 +80,19 @@ async def test_failed_step(store: MemoryStore, clock: TestClock) -> None:
 async def test_failed_function(store: MemoryStore, clock: TestClock) -> None:
     await run_order(store, "r", "crash", clock)
     answer = await ask(store, clock)
-    assert answer.sentence.startswith("The function failed with CarrierDown.")
+    assert answer.sentence.startswith("The function failed with CarrierDown: outside of steps.")
+
+
+async def test_a_long_message_of_an_error_is_cut(store: MemoryStore, clock: TestClock) -> None:
+    @workflow("order")
+    async def order(step: Step) -> None:
+        raise ValueError("no" * 500)
+
+    await Runtime(store, workflows=[order], clock=clock).trigger(order, run_id="r")
+    sentence = (await ask(store, clock)).sentence
+    assert sentence.startswith("The function failed with ValueError: nono")
+    assert "no…. Nothing will happen" in sentence
+    assert len(sentence) < 300
 
 
 async def test_paused_by_an_operator(store: MemoryStore, clock: TestClock) -> None:

@@ -8,8 +8,11 @@ NODE   := .cache/node
 # when its arguments select no test, which is accepted for one of the two parts.
 ALL    := PERDURE_TEST_REQUIRE_SERVERS=1 $(BIN)/python -m pytest
 
+# The files with tests that run alone. Collecting all tests would take ten seconds.
+ALONE   = $(shell grep -rl 'mark\.alone' --include='test_*.py' tests)
+
 # What `make check` runs: tests that need no server.
-QUICK  := tests/test_architecture.py tests/test_wording.py tests/unit tests/guide tests/typing tests/docs
+QUICK  := tests/test_architecture.py tests/test_marks.py tests/test_wording.py tests/unit tests/guide tests/typing tests/docs
 
 say = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
@@ -45,7 +48,7 @@ test: $(VENV)/.dev servers pythons lint types
 	printf '\n\033[1m== %s\033[0m\n' 'tests: on other Pythons'; \
 	scripts/pythons test $(PYTEST_ARGS); pythons=$$?; \
 	printf '\n%s\n' 'tests that need a quiet machine, one at a time'; \
-	$(ALL) -m alone -q $(PYTEST_ARGS); alone=$$?; \
+	$(ALL) -m alone -q $(ALONE) $(PYTEST_ARGS); alone=$$?; \
 	case "$$pythons $$together $$alone" in '0 0 0' | '0 0 5' | '0 5 0') ;; *) exit 1 ;; esac
 
 SECONDS ?= 600

@@ -39,7 +39,8 @@ from perdure.stores import open_store
 
 KEPT = Path("build/bench")
 PAGE = 50
-COUNT_CAP = 100
+COUNT_CAP, COUNTED = 100, Query(statuses=("completed", "failed"))
+"""Each group has more runs than the cap, also among ten thousand: the same number is counted."""
 TABS, DUE_RUNS, THROUGHPUT_TURNS = 10, 3000, 3
 
 INDEXED = {
@@ -159,7 +160,7 @@ async def growth_bars(url: str, small_url: str) -> AsyncIterator[Bar]:
     async def measured(at: str) -> float:
         async with open_store(at) as store:
             counts = require_search(store, "bench").counts
-            return await p95_ms(partial(counts, Query(), COUNT_CAP))
+            return await p95_ms(partial(counts, COUNTED, COUNT_CAP))
 
     small, large = await measured(small_url), await measured(url)
     yield Bar("counts, 1M runs against 10K", 1.5, large / small, "×")

@@ -4,9 +4,9 @@
                               [--hour 1]
 
 Two hundred runs execute a step about twice a second each. Removal, as workers do it, is switched on
-and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose,
-and twice as fast in each hour that is not enough: `--hour` chooses one, since a million runs take
-about two hours.
+and off every few seconds, so that other load affects both cases. Workers remove slowly on purpose:
+a million runs take two to three hours, and from the fourth hour on they remove twice as fast.
+`--hour` chooses the hour to measure.
 """
 
 import argparse

@@ -47,7 +47,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("arguments", "branches", "fingerprint", "failures", "invoke", "target", "unwinding"),
         ("ahead", "environment", "losses", "records", "started_runs", "tracked"),
         ("history",),
-        ("call", "patches"),
+        ("call", "patches", "turns"),
         ("middleware",),
         ("active_run",),
         ("attempts",),

@@ -86,6 +86,14 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
         assert scheme in str(refused.value)
 
 
+def test_a_url_of_sqlalchemy_is_refused_with_the_right_one() -> None:
+    """The error does not contain the password."""
+    with pytest.raises(InvalidArgument, match=r"Leave out the driver: postgresql://…") as refused:
+        open_store("postgresql+asyncpg://shop:secret@db/shop")
+    assert "postgresql+asyncpg://shop:…@db/shop" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["file:///runs?prefix=a", "sqlite:///runs.db#x"])
 def test_a_path_with_a_query_is_refused(url: str) -> None:
     """What looks like an option is refused, instead of becoming part of a file name."""

@@ -66,6 +66,8 @@ async def waits(step: Step) -> None:
     assert_type(await step.sleep("morning", Cron("0 9 * * *", tz="Europe/Berlin")), None)
     assert_type(await step.wait_for_event("typed", "approved", returns=User), User | None)
     assert_type(await step.wait_for_event("untyped", "approved", timeout="3d"), Any)
+    user = await step.wait_for_event("default", "approved", timeout="3d", returns=User, default=0)
+    assert_type(user, User | int)
 
 
 async def many(step: Step) -> None:

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import pytest
 
 from perdure import Runtime, Step, durable, workflow
-from perdure.errors import InvalidArgument, InvalidPayload
+from perdure.errors import InvalidArgument, InvalidPayload, StoreNotOpened
 from perdure.stores import MemoryStore, open_store
+from tests.servers.process import free_port
 
 
 @workflow("greet")
@@ -189,3 +191,26 @@ async def test_items_and_workflow_in_the_wrong_order() -> None:
 def test_a_path_instead_of_a_url() -> None:
     with pytest.raises(InvalidArgument, match=r"A SQLite file is sqlite:///runs\.db"):
         open_store("runs.db")
+
+
+async def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    async with Runtime(f"sqlite:///{tmp_path}/no/runs.db", workflows=[greet]) as runtime:
+        with pytest.raises(StoreNotOpened, match="there is no folder"):
+            await runtime.trigger(greet, "ana")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis"])
+async def test_a_wrong_port(scheme: str) -> None:
+    """The store retries for its connect timeout, but the write is not repeated."""
+    store = open_store(f"{scheme}://shop@127.0.0.1:{free_port()}/1", connect_timeout="200ms")
+    async with store, Runtime(store, workflows=[greet]) as runtime:
+        with pytest.raises(
+            StoreNotOpened, match=r"127\.0\.0\.1.* is unavailable.*tried for 0\.\ds"
+        ):
+            await runtime.trigger(greet, "ana")
+
+
+async def test_a_port_that_is_not_a_number() -> None:
+    async with Runtime("postgresql://shop@db:port/shop", workflows=[greet]) as runtime:
+        with pytest.raises(InvalidArgument, match="expected a PostgreSQL URL"):
+            await runtime.trigger(greet, "ana")

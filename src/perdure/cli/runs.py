@@ -33,6 +33,8 @@ def _detail(output: Output, run: RunRow) -> str:
         return run.error or run.reason
     if run.status == "running":
         return f"on {worker_id(run.owner)}" if run.owner else ""
+    if run.questions:
+        return "asks: " + " ".join(run.questions)
     if run.awaits:
         return "for " + ", ".join(run.awaits)
     return f"wakes {output.time(run.wake_at)}" if run.wake_at and run.status == "suspended" else ""

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from perdure.clock import Clock, SystemClock
 from perdure.engine.tasks import POSITION, Interrupted, detached
-from perdure.errors import PerdureError, StoreClosed, StoreError, StoreUnavailable
+from perdure.errors import PerdureError, StoreClosed, StoreError, StoreNotOpened, StoreUnavailable
 from perdure.store import (
     Entry,
     Grant,
@@ -145,6 +145,9 @@ class BatchQueue(Generic[Q, A]):
         token = POSITION.set(None)
         try:
             (answer,) = await self._send([request])
+        except StoreNotOpened:
+            self._flush_next()
+            raise
         except (asyncio.CancelledError, StoreUnavailable) as error:
             # Whether it was written is unknown. The store finds out when it is sent again.
             pending = self._enqueue(request, first=True)
@@ -257,7 +260,7 @@ class BatchQueue(Generic[Q, A]):
         error = await self._try(batch)
         deadline = self._clock.monotonic() + self._max_outage.total_seconds()
         pause = 0.05
-        while isinstance(error, StoreUnavailable) and self._clock.monotonic() + pause <= deadline:
+        while _may_recover(error) and self._clock.monotonic() + pause <= deadline:
             logger.warning("store unavailable (%s); retrying in %.2fs", error, pause)
             await self._clock.sleep(pause)
             pause = min(pause * 2, 1.0)
@@ -286,6 +289,12 @@ class BatchQueue(Generic[Q, A]):
         for pending, answer in zip(batch, answers, strict=True):
             pending.settle(answer)
         return None
+
+
+def _may_recover(error: Exception | None) -> bool:
+    # A store that was never reached has retried for as long as its user wants. Its address may be
+    # wrong, and nothing was written that could be in doubt.
+    return isinstance(error, StoreUnavailable) and not isinstance(error, StoreNotOpened)
 
 
 def _as_store_error(error: Exception) -> Exception:

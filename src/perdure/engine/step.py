@@ -37,6 +37,7 @@ else:
     D_co = TypeVar("D_co", covariant=True)
 
 T = TypeVar("T")
+U = TypeVar("U")
 Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
@@ -266,7 +267,18 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
     ) -> Coroutine[object, None, T | None]: ...
     @overload
     def wait_for_event(
-        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: None = ...
+        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T], default: U
+    ) -> Coroutine[object, None, T | U]: ...
+    @overload
+    def wait_for_event(
+        self,
+        id: str,
+        name: str,
+        /,
+        *,
+        timeout: Duration | None = ...,
+        returns: None = ...,
+        default: object = ...,
     ) -> Coroutine[object, None, Any]: ...
     def wait_for_event(
         self,
@@ -276,8 +288,9 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         *,
         timeout: Duration | None = None,
         returns: type[Any] | None = None,
+        default: object = None,
     ) -> Coroutine[object, None, Any]:
-        """Return the payload of the next event with this name, or `None` after the timeout.
+        """Return the payload of the next event with this name, or `default` after the timeout.
 
         ```python
         payment = await step.wait_for_event("payment", "paid", timeout="3d")
@@ -285,15 +298,15 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
             raise TimeoutError("nobody paid")
         ```
 
-        An operator can end the wait earlier, which also returns `None`, and so does an event that
-        is sent without a payload: send a payload if that must not look like a timeout. `returns` is
+        An operator can end the wait earlier, which is like a timeout. The payload of an event that
+        is sent without one is `None`: pass another `default` to tell the two apart. `returns` is
         the type of the payload; one of another type fails the step with `CodecError`.
         """
         name = check_event(name, "name")
         call = self._run.call(id, self.wait_for_event)
         call.kind = "event"
         call.returns = returns
-        return wait(self._run, call, self._wait(call, timeout, event=name))
+        return wait(self._run, call, self._wait(call, timeout, event=name), default)
 
     def sleep_until(self, id: str, time: datetime, /) -> Coroutine[Any, Any, None]:
         """Sleep until a datetime with a time zone; return at once if it has passed.

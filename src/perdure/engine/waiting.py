@@ -20,11 +20,16 @@ UNCLAIMED = "record:"
 """The prefix of the message id of an event that is kept in a record, not in the inbox."""
 
 
-async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
-    """Perform a sleep or a wait for an event, once, and record its end like a step."""
+async def wait(run: Execution, call: StepCall, wait: PendingWait, default: object = None) -> Any:
+    """Perform a sleep or a wait for an event, once, and record its end like a step.
+
+    A wait that timed out returns the default, which is not recorded.
+    """
     recorded_call = run.find_record(call)
     if recorded_call is not None:
-        return await run.answer(call, *recorded_call)
+        value = await run.answer(call, *recorded_call)
+        # A fork may have replaced the value of a wait that timed out.
+        return default if value is None and "event" not in recorded_call[1] else value
     if run.gated:
         await run.gate(call, is_wait=True)
     run.begin(call)
@@ -38,7 +43,8 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait) -> Any:
         # The wait is closed before the record is encoded, so that one write ends and records it.
         answer = await run.spend(wait)
         if answer is None:
-            return await run.succeed(call, None)
+            await run.succeed(call, None)
+            return default
         return await _receive(run, call, wait.get("event", ""), answer)
     finally:
         run.branches.end(call)

@@ -48,6 +48,7 @@ from perdure.errors.stores import (
     StoreClosed,
     StoreCorrupted,
     StoreError,
+    StoreNotOpened,
     StoreUnavailable,
     ValueTooLarge,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "StoreClosed",
     "StoreCorrupted",
     "StoreError",
+    "StoreNotOpened",
     "StoreUnavailable",
     "Suspended",
     "TooDeep",

@@ -11,6 +11,10 @@ class StoreUnavailable(StoreError):
     """The store is currently unreachable; the message says where, and how long it was retried."""
 
 
+class StoreNotOpened(StoreUnavailable):
+    """The store could not be reached on its first use; its address may be wrong."""
+
+
 class StoreCorrupted(StoreError):
     """Stored data cannot be read."""
 

@@ -38,7 +38,15 @@ def row_of(run: RunSummary, redact: Redact) -> RunRow:
         reason=redact.text(summary.reason),
         size=summary.size,
         revision=run.revision,
+        questions=_questions(run, summary, redact),
     )
+
+
+def _questions(run: RunSummary, summary: Summary, redact: Redact) -> tuple[str, ...]:
+    # The summary was written when the run was last at rest.
+    if run.owner is not None or is_over(run.status):
+        return ()
+    return tuple(redact.text(ask.question) for ask in summary.asks)
 
 
 def _ended_by(summary: Summary) -> str:

@@ -1,5 +1,6 @@
 """The built-in stores, each imported on first use, and `open_store`."""
 
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -109,9 +110,7 @@ def open_store(url: str, **options: Any) -> OpenedStore:
     scheme = scheme.lower()
     if not isinstance(url, str) or not separator or scheme not in _SCHEMES:
         expected = "a URL that starts with one of: " + ", ".join(f"{name}://" for name in _SCHEMES)
-        is_path = isinstance(url, str) and not separator
-        hint = f"A SQLite file is sqlite:///{url}" if is_path else ""
-        raise InvalidArgument("url", url, expected, hint)
+        raise InvalidArgument("url", _without_password(url), expected, _hint(url, scheme))
     if scheme in _SERVERS:
         opener, native_scheme = _SERVERS[scheme]
         return _open(opener, f"{native_scheme}://{rest}", **options)
@@ -121,6 +120,18 @@ def open_store(url: str, **options: Any) -> OpenedStore:
     if scheme == "file":
         return _open("FileStore", path, **options)
     return _open("sqlite", path.removeprefix("/") or ":memory:", **options)
+
+
+def _hint(url: object, scheme: str) -> str:
+    if isinstance(url, str) and "://" not in url:
+        return f"A SQLite file is sqlite:///{url}"
+    # SQLAlchemy's URLs name the driver, as in postgresql+asyncpg://.
+    database = scheme.partition("+")[0]
+    return f"Leave out the driver: {database}://…" if database in _SCHEMES else ""
+
+
+def _without_password(url: object) -> object:
+    return re.sub(r":[^:@/]*@", ":…@", url) if isinstance(url, str) else url
 
 
 def _open(opener: str, *arguments: str, **options: Any) -> OpenedStore:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from weakref import WeakKeyDictionary
 
-from perdure.errors import StoreClosed, StoreError
+from perdure.errors import StoreClosed, StoreError, StoreNotOpened, StoreUnavailable
 
 _CLOSE_TIMEOUT = 2.0
 
@@ -82,9 +82,15 @@ class Lifecycle:
         if not self._is_set_up:
             async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 if not self._is_set_up:
-                    await self._set_up()
-                    self._is_set_up = True
+                    await self._open()
             self.check_open()
+
+    async def _open(self) -> None:
+        try:
+            await self._set_up()
+        except StoreUnavailable as error:
+            raise StoreNotOpened(str(error)) from error.__cause__
+        self._is_set_up = True
 
     def check_open(self) -> None:
         """Raise `StoreClosed` after `close`."""

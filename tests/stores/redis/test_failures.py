@@ -19,6 +19,7 @@ from perdure.store import NewRun, Verdict
 from perdure.stores.redis import RedisStore, redis
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
+from tests.servers.process import free_port
 from tests.servers.proxy import TcpProxy
 from tests.stores.redis.kit import HOUR, execute, leased, step, steps
 
@@ -67,6 +68,15 @@ async def test_a_server_that_does_not_reply_is_unavailable(
         finally:
             admin.client_unpause()
         assert await store.load("run") is None
+
+
+async def test_an_outage_is_logged_once_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    """If the URL is wrong, callers would otherwise wait in silence."""
+    async with redis(f"redis://127.0.0.1:{free_port()}", connect_timeout=0.2) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="tried for"):
+                await store.load("run")
+    assert [text.endswith("retrying for up to 0.2s") for text in caplog.messages] == [True]
 
 
 async def test_an_append_cancelled_while_it_is_sent_is_cancelled(store: RedisStore) -> None:

@@ -238,7 +238,7 @@ async def test_a_file_locked_for_too_long_is_unavailable(path: Path) -> None:
 async def test_a_file_is_unavailable_until_its_folder_exists(tmp_path: Path) -> None:
     """The next call tries to open it again."""
     async with sqlite(tmp_path / "folder" / "runs.db") as store:
-        with pytest.raises(StoreUnavailable, match="folder must exist"):
+        with pytest.raises(StoreUnavailable, match="there is no folder"):
             await store.save("run", snapshot())
         (tmp_path / "folder").mkdir()
         await store.save("run", snapshot())

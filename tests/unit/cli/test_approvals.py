@@ -37,6 +37,13 @@ def token(perdure: Perdure, tmp_path: Path) -> str:
     return asyncio.run(seed(tmp_path / "shop.db"))
 
 
+def test_a_list_of_runs_shows_what_they_ask(perdure: Perdure, token: str, tmp_path: Path) -> None:
+    assert "asks: Ship 40 t?" in perdure("ls").stdout
+    perdure("approve", "freight-1", "--choice", "rail")
+    asyncio.run(continue_run(tmp_path / "shop.db"))
+    assert "asks" not in perdure("ls").stdout
+
+
 def test_open_approvals_are_listed(perdure: Perdure, token: str) -> None:
     text = perdure("approvals").stdout
     assert text.startswith("freight-1\tship\tops\tShip 40 t?\troad, rail\t")

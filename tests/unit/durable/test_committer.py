@@ -7,7 +7,13 @@ from datetime import timedelta
 import pytest
 
 from perdure.durable.committer import BatchQueue, Committer
-from perdure.errors import StoreClosed, StoreError, StoreUnavailable, ValueTooLarge
+from perdure.errors import (
+    StoreClosed,
+    StoreError,
+    StoreNotOpened,
+    StoreUnavailable,
+    ValueTooLarge,
+)
 from perdure.store import Entry, Grant, LeaseRequest, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
@@ -137,6 +143,25 @@ async def test_a_store_that_stays_unavailable_is_an_error() -> None:
     await clock.advance(20)
     with pytest.raises(StoreUnavailable, match="no connection"):
         await waiting
+    await queue.close()
+
+
+async def test_a_store_that_was_never_reached_is_not_asked_again() -> None:
+    """It has retried itself, and its address may be wrong."""
+    attempts = 0
+
+    async def unreachable(requests: Sequence[int]) -> list[int]:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(0)
+        raise StoreNotOpened("no connection")
+
+    queue: BatchQueue[int, int] = BatchQueue(unreachable, clock=TestClock())
+    callers = [asyncio.ensure_future(queue.submit(n)) for n in range(3)]
+    for caller in callers:
+        with pytest.raises(StoreNotOpened, match="no connection"):
+            await caller
+    assert attempts == 2  # the first request alone, and those that arrived in the meantime
     await queue.close()
 
 

@@ -13,7 +13,7 @@ class RunRow(msgspec.Struct, frozen=True):
     `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
     `ended_at` is set when it is over. `error` is the first line of the error that ended it,
     `ended_by` the step that raised it, and `reason` why it is paused. `size` is the size of its
-    snapshot in bytes.
+    snapshot in bytes. `questions` are those of its open approvals; long ones are shortened.
     """
 
     id: str
@@ -38,6 +38,7 @@ class RunRow(msgspec.Struct, frozen=True):
     size: int
     revision: str = ""
     ended_by: str = ""
+    questions: tuple[str, ...] = ()
 
 
 class RunsPage(msgspec.Struct, frozen=True):

@@ -72,6 +72,8 @@ class OwnPostgresPool(ConnectionPool):
             )
         except driver_errors() as error:
             raise translate(error, self.location, "", self.role) from error
+        except ValueError as error:
+            raise InvalidArgument("url", self.location, "a PostgreSQL URL", str(error)) from error
         self._connections.add(connection)
         return connection
 

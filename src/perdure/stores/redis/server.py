@@ -1,6 +1,7 @@
 """Scripts and commands on a server that may be unavailable."""
 
 import asyncio
+import logging
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -23,6 +24,8 @@ from perdure.stores.redis.errors import (
 )
 from perdure.stores.redis.node import Command, Link, Value
 from perdure.stores.redis.scripts import Script, for_cluster
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class Server:
         self.link = link
         self.name = _new_name()
         self.is_closed = False
+        self._is_unavailable = False
         self._connect_timeout = parse_duration(connect_timeout, "connect_timeout").total_seconds()
         self._clock = clock
         self._errors = driver_errors()
@@ -158,6 +162,7 @@ class Server:
     ) -> T:
         started_at = self._clock.monotonic()
         pause = _FIRST_PAUSE
+        self._announce_outage(error)
         lost_replies = 0
         while True:
             seconds = self._clock.monotonic() - started_at
@@ -169,9 +174,20 @@ class Server:
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
             try:
-                return await attempt()
+                answer = await attempt()
             except self._errors as next_error:
                 error = next_error
+            else:
+                self._is_unavailable = False
+                return answer
+
+    def _announce_outage(self, error: Exception) -> None:
+        """Log that an outage begins: if the URL is wrong, callers wait in silence."""
+        if is_not_executed(error) and not self._is_unavailable:
+            self._is_unavailable = True
+            location, seconds = self.link.location, self._connect_timeout
+            text = "Redis at %s is unavailable: %s; retrying for up to %gs"
+            logger.warning(text, location, error, seconds)
 
 
 def _raise_refusals(replies: list[Any]) -> list[Any]:

@@ -4,11 +4,12 @@ import sqlite3
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
 from perdure.clock import SystemClock
-from perdure.errors import StoreCorrupted, StoreError, StoreUnavailable
+from perdure.errors import StoreCorrupted, StoreError, StoreNotOpened, StoreUnavailable
 from perdure.stores._durability import Durability
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
@@ -120,9 +121,7 @@ def translate_error(error: BaseException, path: str) -> BaseException:
 def _as_store_error(error: sqlite3.Error, path: str) -> StoreError:
     match _code(error):
         case sqlite3.SQLITE_CANTOPEN:
-            return StoreUnavailable(
-                f"{path}: cannot be opened ({error}); its folder must exist and be writable"
-            )
+            return _cannot_open(error, path)
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return StoreUnavailable(
                 f"{path}: cannot be written ({error}); the file and its folder must be writable"
@@ -137,6 +136,13 @@ def _as_store_error(error: sqlite3.Error, path: str) -> StoreError:
             return StoreCorrupted(f"{path}: not a valid SQLite database ({error})")
         case _:
             return StoreError(f"{path}: {error}")
+
+
+def _cannot_open(error: sqlite3.Error, path: str) -> StoreError:
+    folder = Path(path).parent
+    if not folder.exists():
+        return StoreNotOpened(f"{path}: cannot be opened: there is no folder {str(folder)!r}")
+    return StoreUnavailable(f"{path}: cannot be opened ({error}); its folder must be writable")
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -26,7 +26,7 @@ from perdure.engine.history import History, UndoableStep
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
 from perdure.engine.records import EncodedRecord
-from perdure.engine.tasks import POSITION, Interrupted, outside_runs
+from perdure.engine.tasks import POSITION, Interrupted, Task, outside_runs
 from perdure.engine.turns import Turns
 from perdure.errors import CodecError, ManualValueError, MissingAbility
 from perdure.events import (
@@ -60,7 +60,8 @@ class Execution(ActiveRun):
     `failures` and `saga_failures` are the exceptions that steps and scopes have raised, by key, and
     `ended_by` is what ended the function. `open_asks` are waits that branches keep open while they
     do something else, `unseen_events` are waits that were cancelled after they had received their
-    event. `replayed` counts calls that were answered from their records.
+    event. `rollbacks` are the tasks that undo scopes. `replayed` counts calls that were answered
+    from their records.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Execution(ActiveRun):
         "open_asks",
         "payload",
         "replayed",
+        "rollbacks",
         "saga_failures",
         "types",
         "unseen_events",
@@ -108,6 +110,7 @@ class Execution(ActiveRun):
         self.ended_by: BaseException | Err[Any] | None = None
         self.failures: dict[str, BaseException] = {}
         self.saga_failures: dict[str, BaseException] = {}
+        self.rollbacks: set[Task] = set()
         self.open_asks: dict[str, PendingWait] = {}
         self.unseen_events: tuple[tuple[Branch, StepCall], ...] = ()
         self._keys_in_use: dict[str, asyncio.Event] = {}

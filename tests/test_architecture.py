@@ -50,7 +50,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("call", "patches", "turns"),
         ("middleware",),
         ("active_run",),
-        ("attempts",),
+        ("attempts", "recorded_calls"),
         ("execution",),
         ("sagas",),
         ("children", "waiting", "joins", "values"),

@@ -8,7 +8,13 @@ from typing import Any, TypeAlias
 import pytest
 
 from perdure.clock import SystemClock
-from perdure.errors import InvalidArgument, StoreClosed, StoreUnavailable, ValueTooLarge
+from perdure.errors import (
+    InvalidArgument,
+    StoreClosed,
+    StoreNotOpened,
+    StoreUnavailable,
+    ValueTooLarge,
+)
 from perdure.store import LeaseRequest, NewRun
 from perdure.stores.memory import MemoryStore
 from perdure.stores.memory.backend import MemoryBackend
@@ -143,6 +149,16 @@ async def test_a_failed_set_up_is_tried_again_by_the_next_call() -> None:
     store.backend.failures = 1
     with pytest.raises(StoreUnavailable):
         await store.load("run")
+    assert await store.load("run") is None
+
+
+async def test_calls_that_wait_for_a_set_up_fail_with_it() -> None:
+    """Otherwise the last of them would wait for as many timeouts as there are calls."""
+    store = RecordingStore()
+    store.backend.failures = 1
+    calls = [store.load(f"{n}") for n in range(10)]
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [(type(error), str(error)) for error in errors] == [(StoreNotOpened, "down")] * 10
     assert await store.load("run") is None
 
 

@@ -39,10 +39,11 @@ class CallsInFlight:
 class Lifecycle:
     """Sets a store up on first use, and rejects calls when it cannot be used.
 
-    Concurrent first calls wait for one set-up; if it fails, the next call tries again. A store
-    belongs to the event loop that first used it. Once that loop has ended, the next loop takes the
-    store over, and `on_move` is called to drop everything bound to the old one. With `any_loop`,
-    nothing in the store is bound to a loop, and `set_up` may run in several loops at once.
+    Concurrent first calls wait for one set-up. If the store is unavailable, all of them fail, and
+    the next call tries again. A store belongs to the event loop that first used it. Once that loop
+    has ended, the next loop takes the store over, and `on_move` is called to drop everything bound
+    to the old one. With `any_loop`, nothing in the store is bound to a loop, and `set_up` may run
+    in several loops at once.
 
         await self._life.ready()  # first line of every public method
     """
@@ -65,6 +66,8 @@ class Lifecycle:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_set_up = False
+        self._failed_attempts = 0
+        self._problem = ""
         self.is_closed = False
 
     @property
@@ -80,16 +83,23 @@ class Lifecycle:
         if not self._any_loop and self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         if not self._is_set_up:
+            failed_attempts = self._failed_attempts
             async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
                 if not self._is_set_up:
-                    await self._open()
+                    await self._open(failed_attempts)
             self.check_open()
 
-    async def _open(self) -> None:
+    async def _open(self, failed_attempts: int) -> None:
+        if self._failed_attempts > failed_attempts:
+            # An attempt failed while this caller waited. If each caller made its own, the last one
+            # would wait for as many timeouts as there are callers.
+            raise StoreNotOpened(self._problem)
         try:
             await self._set_up()
         except StoreUnavailable as error:
-            raise StoreNotOpened(str(error)) from error.__cause__
+            self._failed_attempts += 1
+            self._problem = str(error)
+            raise StoreNotOpened(self._problem) from error.__cause__
         self._is_set_up = True
 
     def check_open(self) -> None:

@@ -92,7 +92,7 @@ class Execution(RecordedCalls):
         self.callback_url = environment.callback_url
         self.ended_by: BaseException | Err[Any] | None = None
         self.saga_failures: dict[str, BaseException] = {}
-        self.rollbacks: set[Task] = set()
+        self.rollbacks: dict[Task, None] = {}
         self.open_asks: dict[str, PendingWait] = {}
         self._keys_in_use: dict[str, asyncio.Event] = {}
 

@@ -98,8 +98,8 @@ class Saga:
         # undos. Its branch has no parent, so that no race cancels it.
         branch = Branch(run.branches, f"{self._name}>", None)
         task = branch.spawn(self._roll_back(error))
-        run.rollbacks.add(task)
-        task.add_done_callback(run.rollbacks.discard)
+        run.rollbacks[task] = None
+        task.add_done_callback(run.rollbacks.pop)
         try:
             failures = await finish(task)
         except Interrupted as interruption:
@@ -259,7 +259,7 @@ async def finish_rollbacks(run: Execution) -> None:
     """
     while run.rollbacks or (keys := _left_by_scopes(run.history)):
         # After a crash, a branch may not have reached the end of its scope again.
-        tasks = run.rollbacks or _other_tasks(run)
+        tasks = list(run.rollbacks) or _other_tasks(run)
         if not tasks:
             await undo_all(run, keys)
             return

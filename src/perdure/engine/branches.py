@@ -19,24 +19,43 @@ branch is in the first two:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
 from typing import Any, Self
 
 from perdure.engine.tasks import (
     POSITION,
     Task,
+    arguments_of,
     cancel_and_wait,
+    creator_of_task,
     current_task,
     exception_of,
-    is_created_by_wait_for,
+    is_wait_for,
+    started_together,
+    unwrapped,
 )
-from perdure.errors import NestedStep, WrongRun
+from perdure.errors import InvalidArgument, NestedStep, WrongRun
+
+_ORDERED = "a list of awaitables, in the same order each time"
+_ORDER_HINT = (
+    "asyncio.as_completed starts them in any order, but a replay must know which is which: pass a "
+    "list, or tasks"
+)
 
 
 class Branch:
     """One line of work; numbers its step calls and its child branches."""
 
-    __slots__ = ("branches", "calls", "children", "has_children", "parent", "path", "task")
+    __slots__ = (
+        "_siblings",
+        "branches",
+        "calls",
+        "children",
+        "has_children",
+        "parent",
+        "path",
+        "task",
+    )
 
     def __init__(
         self, branches: "Branches", path: str = "", parent: "Branch | None" = None
@@ -48,6 +67,7 @@ class Branch:
         self.children = 0
         self.has_children = False
         self.task: Task | None = None
+        self._siblings: dict[Any, Branch] | None = None
 
     def call(self, id: str) -> str:
         """Return the identity of the next call of `id` in this branch: `id`, `id#2`, `id#3` …"""
@@ -74,6 +94,22 @@ class Branch:
         self.children += 1
         path = f"{self.path}/{self.children}" if self.path else str(self.children)
         return Branch(self.branches, path, self)
+
+    def child_among(self, work: Any, awaitables: Iterable[Any]) -> "Branch":
+        """Return a new branch below this one for one of several awaitables that are started now.
+
+        They are numbered in the order in which they were passed, not in that of a set.
+        """
+        awaitable = unwrapped(work)
+        if self._siblings is None or awaitable not in self._siblings:
+            if isinstance(arguments_of(work).get("call"), Leaf):
+                # A call of a step has its identity already, whichever branch awaits it.
+                return self.child()
+            if isinstance(awaitables, Iterator | set | frozenset):
+                raise InvalidArgument("fs", awaitables, _ORDERED, _ORDER_HINT)
+            new = (each for each in awaitables if not asyncio.isfuture(each))
+            self._siblings = {each: self.child() for each in dict.fromkeys(new)}
+        return self._siblings.pop(awaitable)
 
     def race_parent(self, call: str, executed_by: "Branch") -> "Branch":
         """Return the parent of the branches of a race that this branch called.
@@ -372,7 +408,7 @@ class _Factory:
         self.users = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        branch = _branch_for_new_task()
+        branch = _branch_for_new_task(coro)
         if branch is None:
             return self._create(loop, coro, options)
         # The task copies this context. An eager task runs before `_create` returns it.
@@ -395,15 +431,19 @@ class _Factory:
         return self.previous(loop, coro, **options)
 
 
-def _branch_for_new_task() -> Branch | None:
+def _branch_for_new_task(work: object) -> Branch | None:
     position = POSITION.get()
     if type(position) is _Reserved:
         return position.branch
     if type(position) is not Branch:
         return None
-    # Since Python 3.12, `wait_for` starts no task. The numbers of branches must not depend on that,
-    # because a run may outlive an upgrade.
-    return position if is_created_by_wait_for() else position.child()
+    creator = creator_of_task()
+    if is_wait_for(creator):
+        # Since Python 3.12, `wait_for` starts no task. The numbers of branches must not depend on
+        # that, because a run may outlive an upgrade.
+        return position
+    awaitables = started_together(creator)
+    return position.child() if awaitables is None else position.child_among(work, awaitables)
 
 
 def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:

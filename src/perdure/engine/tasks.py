@@ -2,9 +2,10 @@
 
 The engine must know some things that asyncio does not expose: which coroutine a task is waiting in,
 so that a run whose branches only wait for each other can leave memory; whether a task was created
-on behalf of `wait_for`, which starts one up to Python 3.11 and none after it; whether the loop has
-anything else to run; and which call a coroutine that has not started will make. This is read from
-attributes that have been the same from Python 3.11 to 3.14, and that a test checks on each version:
+on behalf of `wait_for`, which starts one up to Python 3.11 and none after it, or of `as_completed`,
+which starts several in the order of a set; whether the loop has anything else to run; and which
+call a coroutine that has not started will make. This is read from attributes that have been the
+same from Python 3.11 to 3.14, and that a test checks on each version:
 
 - `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
 - `_GatheringFuture._children`: what a `gather` waits for.
@@ -13,6 +14,7 @@ attributes that have been the same from Python 3.11 to 3.14, and that a test che
   generator, whose own await cannot be seen.
 - the code objects of asyncio's and anyio's joins and primitives, and the futures in their frames.
 - `cr_frame.f_locals` of a coroutine that has not started: the arguments of the call that made it.
+- the local variable `fs` or `aws` of `as_completed`, and `awaitable` of `_wrap_awaitable`.
 - `asyncio.coroutines._is_coroutine`: marks a function that returns a coroutine, up to Python 3.11.
 - `BaseEventLoop._ready`: the callbacks that the loop runs next. Other loops do not have it.
 - `BaseEventLoop._scheduled`: its timers, with the context of the code that set each (`_context`).
@@ -383,11 +385,16 @@ Join: TypeAlias = Callable[[dict[str, Any]], Iterable[Future]]
 _WAIT = getattr(asyncio.tasks, "_wait", asyncio.wait).__code__
 _WAIT_FOR = asyncio.wait_for.__code__  # noqa: TID251  # recognized, not called
 _SLEEP = asyncio.sleep.__code__  # noqa: TID251  # recognized, not called
+_ITERATOR: Any = getattr(asyncio.tasks, "_AsCompletedIterator", None)
+# Since Python 3.13, it starts the tasks in the constructor of its iterator.
+_AS_COMPLETED = (asyncio.as_completed if _ITERATOR is None else _ITERATOR.__init__).__code__
 _STARTS = frozenset(
     {
         asyncio.BaseEventLoop.create_task.__code__,
         asyncio.ensure_future.__code__,
         getattr(asyncio.tasks, "_ensure_future", asyncio.ensure_future).__code__,
+        # Before Python 3.12, the set comprehension of `as_completed` is a function.
+        *(each for each in _AS_COMPLETED.co_consts if getattr(each, "co_name", "") == "<setcomp>"),
     }
 )
 
@@ -422,11 +429,33 @@ def _joins() -> dict[CodeType, Join]:
     return _ASYNCIO_JOINS
 
 
-def is_created_by_wait_for() -> bool:
-    """Return whether the task factory that called the caller was called by `wait_for`."""
+def creator_of_task() -> FrameType | None:
+    """Return the frame for which the task factory that called the caller creates a task."""
     # Skips this function, its caller and the factory, then asyncio's functions that create tasks,
     # of which there are more or fewer in each version.
     frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code in _STARTS:
         frame = frame.f_back
-    return frame is not None and frame.f_code is _WAIT_FOR
+    return frame
+
+
+def is_wait_for(creator: FrameType | None) -> bool:
+    """Return whether a task is created by `wait_for`."""
+    return creator is not None and creator.f_code is _WAIT_FOR
+
+
+def started_together(creator: FrameType | None) -> Iterable[Any] | None:
+    """Return what was passed to `as_completed`, if that creates a task; `None` otherwise."""
+    if creator is None or creator.f_code is not _AS_COMPLETED:
+        return None
+    names = creator.f_locals
+    awaitables: Iterable[Any] = names["fs"] if "fs" in names else names["aws"]
+    return awaitables
+
+
+def unwrapped(work: Any) -> Any:
+    """Return the awaitable that asyncio has wrapped in a coroutine, to make a task of it."""
+    frame: FrameType | None = getattr(work, "cr_frame", None) or getattr(work, "gi_frame", None)
+    if frame is None or frame.f_code.co_name != "_wrap_awaitable":
+        return work
+    return frame.f_locals["awaitable"]

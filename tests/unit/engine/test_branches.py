@@ -8,7 +8,8 @@ another run, with other delays, resumes from its snapshot.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing
 from functools import partial
 from random import Random
 from typing import Any
@@ -105,6 +106,34 @@ async def timed(step: Step, world: World) -> Any:
     return [await with_timeout("a"), *await asyncio.gather(with_timeout("b"), with_timeout("c"))]
 
 
+async def as_completed(step: Step, world: World) -> Any:
+    """Asyncio puts the coroutines into a set, and starts them in its order."""
+    lines = [world.line(step, name) for name in "abcd"]
+    return sorted([await line for line in asyncio.as_completed(lines)])
+
+
+class Line:
+    """An object that can be awaited, which is not a coroutine."""
+
+    def __init__(self, line: Awaitable[list[str]]) -> None:
+        self._line = line
+
+    def __await__(self) -> Generator[Any, None, list[str]]:
+        return self._line.__await__()
+
+
+async def awaitables_as_completed(step: Step, world: World) -> Any:
+    first = asyncio.create_task(world.line(step, "a"))
+    lines: list[Awaitable[list[str]]] = [Line(world.line(step, name)) for name in "bcd"]
+    return sorted([await line for line in asyncio.as_completed([*lines, first])])
+
+
+async def calls_as_completed(step: Step, world: World) -> Any:
+    """A call of a step has its identity before it is started."""
+    calls = {step("work", partial(world.work, name)) for name in "abcd"}
+    return sorted([await call for call in asyncio.as_completed(calls)])
+
+
 async def keyed(step: Step, world: World) -> Any:
     """The first branch to call the keyed step runs it, and the other gets its value."""
 
@@ -124,6 +153,9 @@ SHAPES: list[tuple[Shape, Any]] = [
     (mapped, list("abcde")),
     (called_concurrently, list("abcd")),
     (timed, [steps_of(name) for name in "abc"]),
+    (as_completed, [steps_of(name) for name in "abcd"]),
+    (awaitables_as_completed, [steps_of(name) for name in "abcd"]),
+    (calls_as_completed, list("abcd")),
     (keyed, ["s", "s"]),
 ]
 
@@ -206,6 +238,23 @@ async def test_an_id_with_a_slash_is_not_a_path() -> None:
     assert await first.run(body) == Ok(["y of branch 1", "1/y of the root"])
     again = Workflow("w", snapshot=first.snapshot())
     assert await again.run(body) == Ok(["y of branch 1", "1/y of the root"])
+
+
+@pytest.mark.parametrize("collect", [iter, set])
+async def test_branches_without_an_order_are_refused(collect: Callable[[Any], Any]) -> None:
+    """A replay could not tell which of them has which records."""
+    world = World(0)
+
+    async def function(step: Step) -> None:
+        lines = [world.line(step, name) for name in "ab"]
+        with closing(lines[0]), closing(lines[1]):
+            for line in asyncio.as_completed(collect(lines)):
+                await line
+
+    result = await Workflow("unordered").run(function)
+    assert isinstance(result, Err)
+    assert "as_completed starts them in any order" in str(result.error)
+    assert not world.ran
 
 
 async def test_wait_for_is_not_a_branch() -> None:

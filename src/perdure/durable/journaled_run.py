@@ -225,10 +225,10 @@ class JournaledRun(RunHost):
 
     def _describe_rest(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:
         """Add the version, tags and summary of the run to a rest."""
-        metadata = self.history.metadata
+        metadata, waits = self.history.metadata, block.get("pending")
         return replace(
             rest,
             version=version_of(metadata),
-            tags=tags_of(metadata, ask_tags(block.get("pending", ()))),
+            tags=tags_of(metadata, ask_tags(waits) if waits else ()),
             summary=self.history.summarize(block, size),
         )

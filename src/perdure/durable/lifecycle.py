@@ -114,18 +114,19 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     )
     if not host.is_saved:
         await save_first(host)
-    with outside_runs():
-        # Copied before the function can change it: a replay begins as the run did.
-        context = copy_context()
-    host.replay = partial(_learn_undos, host, program, context)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = None if program.deadline is None else _start_timer(execution, program.deadline)
     body = _with_middleware(execution, host, program)
-    # A separate task, so that a cancellation of the caller does not reach the function before the
-    # run is stopped.
-    task = detached(run_function(execution, body, announce=program.is_function))
+    with outside_runs():
+        # Copied before the function can change it: a replay begins as the run did.
+        context = copy_context()
+        host.replay = partial(_learn_undos, host, program, context)
+        # A separate task, so that a cancellation of the caller does not reach the function before
+        # the run is stopped.
+        work = run_function(execution, body, announce=program.is_function)
+        task = asyncio.get_running_loop().create_task(work)
     try:
         await _end_of(task, context)
     except asyncio.CancelledError:

@@ -91,6 +91,8 @@ def failures_to_retry(snapshot: Snapshot) -> list[str]:
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]
+    if not steps:
+        return []
     failures = {key: record for key, record in steps.items() if not record["ok"]}
     if block["status"] != "failed":
         return [key for key, record in failures.items() if "at" not in record]

@@ -32,7 +32,6 @@ from perdure.store import (
     can_inbox,
     can_journal,
     require_inbox,
-    require_journal,
     require_lease,
 )
 
@@ -112,8 +111,8 @@ class Session:
 
     async def __aenter__(self) -> "Session":
         self._users += 1
-        if self._committer is None and self.has_journal:
-            self._committer = Committer(require_journal(self.store), require_lease(self.store))
+        if self._committer is None and can_journal(self.store):
+            self._committer = Committer(self.store, require_lease(self.store))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -395,7 +394,12 @@ def notify_watchers(store: Store, run_id: str) -> None:
 
 def is_running(store: Store, id: str) -> bool:
     """Return whether a call of `durable.run` in this event loop is running this id."""
-    return any(id in session.running_ids for session in _sessions_of(store))
+    # Without `_sessions_of`, because this is asked for each run.
+    loop = asyncio.get_running_loop()
+    for session in _sessions.values():
+        if session.store is store and session.loop is loop and id in session.running_ids:
+            return True
+    return False
 
 
 def _sessions_of(store: Store) -> list[Session]:

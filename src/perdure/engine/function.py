@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from types import CoroutineType
 from typing import Any, TypeAlias, TypeVar
 
 from perdure.engine.execution import Execution
@@ -96,7 +97,7 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
         step = run.branches.handle = Step(run)
         try:
             value = await body(step)
-            if isinstance(value, Coroutine):
+            if isinstance(value, CoroutineType):
                 raise _forgotten_await(value)
             if run.history.undoable_steps and not run.replays_only:
                 await finish_rollbacks(run)

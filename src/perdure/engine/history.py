@@ -331,17 +331,19 @@ class History(Records):
             record = records[key]
             steps[key] = msgspec.Raw(record) if type(record) is bytes else record
         snapshot["steps"] = steps
-        steps.update((record.key, msgspec.Raw(record.json)) for record in staged_records)
+        for staged in staged_records:
+            steps[staged.key] = msgspec.Raw(staged.json)
         snapshot["execution"] = execution
         if metadata := self.metadata if metadata is None else metadata:
             snapshot["metadata"] = metadata
         if self.outbox:
             snapshot["outbox"] = self.outbox
-        warnings = [w for w in self.warnings if w["stepId"] in steps]
-        for each in staged_records:
-            warnings += each.warnings
-        if warnings:
-            snapshot["warnings"] = warnings
+        if self.warnings or staged_records:
+            warnings = [w for w in self.warnings if w["stepId"] in steps]
+            for staged in staged_records:
+                warnings += staged.warnings
+            if warnings:
+                snapshot["warnings"] = warnings
         return codec.dumps(snapshot)
 
     def _select_keys(self, include: Include, limit: int | None, since: str | None) -> list[str]:

@@ -289,13 +289,13 @@ class Driver:
             await self._leave_to_others(session, grant, error)
             raise
         history = History(definition.name, snapshot)
-        if snapshot is not grant.snapshot:
-            # A migration may have dropped questions; their tokens are closed with the next rest.
-            history.asks = {**open_asks(grant.snapshot), **history.asks}
         if not version_of(grant.snapshot.get("metadata")):
             # Written with the first entry: if this process dies, an older one must not continue the
             # run.
             history.metadata.put_all(definition.identity)
+        elif snapshot is not grant.snapshot:
+            # A migration may have dropped questions; their tokens are closed with the next rest.
+            history.asks = {**open_asks(grant.snapshot), **history.asks}
         if history.rollback is None and (failures := failures_to_retry(snapshot)):
             history.drop(failures)
         return definition, payload, history

@@ -334,8 +334,8 @@ def open_waits(snapshot: Snapshot) -> list[PendingWait]:
 
 def outbox_of(snapshot: Snapshot) -> dict[str, OutboxItem]:
     """Return the outbox items that are not known to be delivered, by name."""
-    outbox = snapshot.get("outbox") or {}
-    return {name: item for name, item in outbox.items() if item is not None}
+    outbox = snapshot.get("outbox")
+    return {name: item for name, item in outbox.items() if item is not None} if outbox else {}
 
 
 def generation_of(metadata: Metadata | None) -> int:

@@ -67,7 +67,7 @@ _decoder = msgspec.json.Decoder(Summary)
 def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
     """Summarize a run with this snapshot, as JSON of at most 1 KiB."""
     steps, metadata = snapshot["steps"], snapshot.get("metadata")
-    failed = sum(not record["ok"] for record in steps.values())
+    failed = sum(not record["ok"] for record in steps.values()) if steps else 0
     last_step = next(reversed(steps), "")
     execution, waits = snapshot["execution"], open_waits(snapshot)
     return encode_summary(metadata, execution, len(steps), failed, last_step, size, waits)
@@ -84,7 +84,9 @@ def encode_summary(
 ) -> bytes:
     """Summarize a run with these parts, as JSON of at most 1 KiB."""
     error, reason = execution.get("error"), execution.get("reason")
-    approvals = [wait for wait in waits if wait.get("ask") == "approval"] if error is None else []
+    approvals: Sequence[PendingWait] = ()
+    if waits and error is None:
+        approvals = [wait for wait in waits if wait.get("ask") == "approval"]
     asks = _asks_with_room(approvals) if approvals else ()
     return _encoder.encode(
         Summary(

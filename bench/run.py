@@ -2,7 +2,8 @@
 
     python -m bench.run [--fast] [--only sqlite,postgres] [--no-peers] [--out FOLDER]
 
-The machine may be noisy, so compare only values of the same run. Each value is a median.
+The machine may be noisy, so compare only values of the same run. Each value is a median. The
+garbage collector of this process and of its workers is set as `perdure worker` sets it.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from bench import migrate, peers, raw, report, search, wake_up, workers, workloa
 from bench.numbers import BULK, PERDURE, RAW, SHARED, TURN, WORKS, Key, Numbers, format_value
 from bench.places import STARTERS, Place, place
 from bench.timing import loop_turn, now
+from perdure.cli.garbage import collector_for
 from perdure.runtime.definition import Definition
 from perdure.store import Store, can_notify
 from perdure.stores import MemoryStore
@@ -404,17 +406,18 @@ async def main() -> None:
         repeats=min(plan.repeats, plan.heavy_repeats),
     )
     names = [] if chosen.no_peers else peers.install(say)
-    await measure_alone(numbers)
-    await measure_wake_ups("memory", wake_up.MEMORY, plan, numbers)
-    for name in filter(None, chosen.only.split(",")):
-        say(f"starting {name}")
-        with place(name) as here:
-            about.places[name] = f"{here.version}; {here.settings}"
-            about.peers.update(await measure_place(here, plan, numbers, names))
-        if plan.migrated and name in migrate.TARGETS:
-            await measure_migration(numbers, name, plan.migrated)
-        if plan.searched and name in search.PLACES:
-            await measure_searches(numbers, name, plan.searched)
+    with collector_for(max(plan.crowds)):
+        await measure_alone(numbers)
+        await measure_wake_ups("memory", wake_up.MEMORY, plan, numbers)
+        for name in filter(None, chosen.only.split(",")):
+            say(f"starting {name}")
+            with place(name) as here:
+                about.places[name] = f"{here.version}; {here.settings}"
+                about.peers.update(await measure_place(here, plan, numbers, names))
+            if plan.migrated and name in migrate.TARGETS:
+                await measure_migration(numbers, name, plan.migrated)
+            if plan.searched and name in search.PLACES:
+                await measure_searches(numbers, name, plan.searched)
     print(report.write(about, numbers, chosen.out))
     say("done")
 

@@ -1,5 +1,8 @@
 """Searches among many runs: the time of a page must not depend on how many runs there are.
 
+A small and a large store are measured alternately. Measured minutes apart, as the large one was
+filled, the counts of the same statement seemed to take up to four times as long.
+
     python -m bench.search [--rows 1000000] [--only sqlite,postgres]
 
 Filling a store with a million runs takes minutes, so `bench.run` does it only when it is not fast.
@@ -11,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.places import place
 from bench.timing import timed
@@ -26,10 +29,14 @@ PAGE = 50
 CAP = 100
 """Less than any group has among ten thousand runs: so all of them are counted up to here."""
 REPEATS = 15
+WARM = 4
+"""Calls before the measured ones: a store has several connections, each with its own cache."""
 SMALL = 10_000
 WORKFLOWS = tuple(f"workflow-{number}" for number in range(10))
 STATUSES: tuple[RunStatus, ...] = ("completed",) * 7 + ("failed", "suspended", "waiting")
 PLACES = ("sqlite", "postgres")
+
+Work: TypeAlias = Callable[[], Awaitable[object]]
 
 TARGETS = {
     **dict.fromkeys(
@@ -91,17 +98,16 @@ def queries() -> Mapping[str, Query]:
     }
 
 
-async def times(store: Any) -> dict[str, float]:
-    """Return the median seconds of each kind of page and of the counts."""
+async def works_of(store: Any) -> dict[str, Work]:
+    """Return what is measured: each kind of page, and the counts."""
     search = require_search(store)
-    measured = {}
-    for name, query in queries().items():
-        measured[name] = await _median(partial(search.search, query, PAGE))
+    works: dict[str, Work] = {
+        name: partial(search.search, query, PAGE) for name, query in queries().items()
+    }
     cursor = await _cursor_of_page(search, 1000)
-    thousandth = partial(search.search, Query(), PAGE, after=cursor)
-    measured["page 1,000"] = await _median(thousandth)
-    measured["counts"] = await _median(partial(search.counts, Query(), CAP))
-    return measured
+    works["page 1,000"] = partial(search.search, Query(), PAGE, after=cursor)
+    works["counts"] = partial(search.counts, Query(), CAP)
+    return works
 
 
 async def _cursor_of_page(search: Any, page: int) -> str | None:
@@ -113,24 +119,33 @@ async def _cursor_of_page(search: Any, page: int) -> str | None:
     return cursor
 
 
-async def _median(work: Callable[[], Awaitable[object]]) -> float:
-    await work()
-    return median([await timed(work()) for _ in range(REPEATS)])
+async def _medians(works: Mapping[int, Work]) -> dict[int, float]:
+    """Return the median seconds of each, measured alternately."""
+    for work in works.values():
+        for _ in range(WARM):
+            await work()
+    seconds: dict[int, list[float]] = {size: [] for size in works}
+    for _ in range(REPEATS):
+        for size, work in works.items():
+            seconds[size].append(await timed(work()))
+    return {size: median(values) for size, values in seconds.items()}
 
 
 async def measure(name: str, rows: int) -> AsyncIterator[tuple[str, int, float]]:
-    """Yield the seconds of each search on a store, at ten thousand runs and at `rows`."""
-    with place(name) as here:
-        store: Any = here.open()
+    """Yield the seconds of each search on a store, among ten thousand runs and among `rows`."""
+    with place(name) as small, place(name) as large:
+        stores: dict[int, Any] = {SMALL: small.open(), rows: large.open()}
         try:
-            filled = 0
-            for size in (SMALL, rows):
-                await fill(require_schedule(store), filled, size)
-                filled = size
-                for work, seconds in (await times(store)).items():
+            for size, store in stores.items():
+                await fill(require_schedule(store), 0, size)
+            works = {size: await works_of(store) for size, store in stores.items()}
+            for work in works[rows]:
+                medians = await _medians({size: works[size][work] for size in works})
+                for size, seconds in medians.items():
                     yield work, size, seconds
         finally:
-            await store.close()
+            for store in stores.values():
+                await store.close()
 
 
 async def main() -> None:

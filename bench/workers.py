@@ -15,6 +15,7 @@ from typing import NamedTuple
 from bench.timing import now
 from bench.workloads import enqueue
 from perdure import Runtime, Step, Worker, workflow
+from perdure.cli.garbage import collector_for
 from perdure.store import Store, require_schedule
 from perdure.stores import open_store
 
@@ -115,15 +116,21 @@ async def _work(url: str) -> None:
     await _next_line()
     stop = asyncio.ensure_future(_next_line())
     runtime = Runtime(store, workflows=[shared_workflow])
-    async with Worker(runtime, concurrency=100, poll=0.05) as worker:
+    worker = Worker(runtime, concurrency=100, poll=0.05)
+    with collector_for(worker.concurrency):
+        await _report(worker, stop)
+    _print_line(executed)
+    await store.close()
+
+
+async def _report(worker: Worker, stop: asyncio.Future[None]) -> None:
+    async with worker:
         reported = 0
         while not stop.done():
             await asyncio.sleep(0.01)
             if worker.counters.finished != reported:
                 reported = worker.counters.finished
                 _print_line(reported)
-    _print_line(executed)
-    await store.close()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("call", "patches", "turns"),
         ("middleware",),
         ("active_run",),
-        ("attempts",),
+        ("attempts", "recorded_calls"),
         ("execution",),
         ("sagas",),
         ("children", "waiting", "joins", "values"),
@@ -103,7 +103,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "sync": (("approvals", "portal"), ("client",)),
     "cli": (
-        ("failures", "formatting", "payloads", "terminal"),
+        ("failures", "formatting", "garbage", "payloads", "terminal"),
         ("context",),
         ("discovery",),
         ("connections", "output", "serving", "working"),

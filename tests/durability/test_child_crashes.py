@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure import Run, Runtime, Step, Worker, workflow
-from perdure.errors import RunFailed
+from perdure.errors import RunFailed, StoreError
 from perdure.runtime.definition import Definition
-from perdure.store import Message
+from perdure.store import Message, Store
 from perdure.stores import sqlite
 from perdure.stores.memory import MemoryStore
-from perdure.testing import explore_crashes
+from perdure.testing import FaultyStore, TestClock, explore_crashes
 
 
 async def double(n: int) -> int:
@@ -208,3 +209,41 @@ async def test_reading_the_results_of_a_map_moves_no_branches() -> None:
     run = await runtime.get_run("p")
     assert run is not None
     assert {step.key: step.branch for step in run.history[-2:]} == {"left": "1", "right": "2"}
+
+
+async def test_a_parent_gets_the_end_that_its_child_has() -> None:
+    """The end is durable before it is reported: a second execution could return something else."""
+    executions = iter(range(10_000))
+
+    @workflow("counts")
+    async def counts(step: Step) -> int:
+        return next(executions)
+
+    @workflow("asks")
+    async def asks(step: Step) -> list[int]:
+        return [await step.call("one", counts), *await step.map_runs("two", counts, [None] * 2)]
+
+    async def crash_at(number: int) -> bool:
+        """Crash at a store call, continue, and return whether there was such a call."""
+        clock = TestClock()
+        store = MemoryStore(clock=clock)
+        dying = FaultyStore(store, fail_at=number, how="after", error=StoreError, stays_down=True)
+        with suppress(StoreError):
+            await settle(dying, clock)
+        await clock.advance("1h")
+        runtime = await settle(store, clock)
+        outputs = [await runtime.result(f"p/1/{call}") for call in ("one", "two/0", "two/1")]
+        assert await runtime.result("p") == outputs
+        return dying.failed
+
+    async def settle(store: Store, clock: TestClock) -> Runtime:
+        runtime = Runtime(store, workflows=[asks, counts], clock=clock)
+        await runtime.trigger(asks, run_id="p", wait=False)
+        while await runtime.sweep():
+            pass
+        return runtime
+
+    number = 1
+    while await crash_at(number):
+        number += 1
+    assert number > 20

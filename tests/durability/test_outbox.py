@@ -1,13 +1,15 @@
 """What a run does to other runs: only its owner does it, and it takes effect once."""
 
 from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import StoreError
-from perdure.store import RunSummary
+from perdure.store import RunSummary, Store
 from perdure.stores import MemoryStore, sqlite
 from perdure.testing import FaultyStore, TestClock
 
@@ -110,3 +112,41 @@ async def test_a_start_that_is_repeated_creates_a_deleted_child_again(clock: Tes
     await clock.advance("1h")
     await Runtime(inner, workflows=[parent, child], clock=clock).sweep()
     assert [run.id for run in await children(inner)] == ["p/1/child"]
+
+
+async def test_an_end_that_is_reported_twice_counts_once(clock: TestClock) -> None:
+    """A child dies after its report, and reports again. Its parent still waits for the other."""
+    store = MemoryStore(clock=clock)
+
+    @workflow("sleeper")
+    async def sleeper(step: Step, hours: int) -> int:
+        await step.sleep("nap", timedelta(hours=hours))
+        return hours
+
+    @workflow("parent")
+    async def parent(step: Step) -> list[int]:
+        return await step.map_runs("both", sleeper, [1, 24])
+
+    async def sweep(on: Store) -> None:
+        while await Runtime(on, workflows=[parent, sleeper], clock=clock).sweep():
+            pass
+
+    await Runtime(store, workflows=[parent, sleeper], clock=clock).trigger(parent, run_id="p")
+    await sweep(store)
+    await clock.advance("1h")
+    dying = FaultyStore(
+        store, fail_at=1, how="after", verbs={"send"}, error=StoreError, stays_down=True
+    )
+    with suppress(StoreError):
+        await sweep(dying)
+    await clock.advance("1h")
+    again = FaultyStore(store)
+    await sweep(again)
+    assert "send" in [call.verb for call in again.calls]
+    assert [message.name for message in await store.inbox("~log:p/1/both")] == ["0"]
+    assert await store.inbox("p") == []
+    await clock.advance("24h")
+    await sweep(store)
+    run = await Runtime(store, clock=clock).get_run("p")
+    assert run is not None
+    assert run.output == [1, 24]

@@ -301,6 +301,24 @@ async def test_a_sleeping_run_holds_no_permit_and_takes_its_turn_again(clock: Te
     assert [each for each in order if each.endswith("ends")] == ["a ends", "b ends"]
 
 
+async def test_a_suspect_that_is_released_holds_no_permit(clock: TestClock) -> None:
+    """Two runs saw their owners die. One is executed, and the other must not take up a slot."""
+    work, store = Work(clock), MemoryStore(clock=clock)
+    work.seconds = 600
+    send = work.workflow(Queue("emails", concurrency=2))
+    runtime = Runtime(store, workflows=[send], clock=clock)
+    await runtime.trigger_many(send, ["a", "b"])
+    for _ in range(3):
+        assert len(await store.claim("dead", TTL, 2, queues={"emails/a": 1, "emails/b": 1})) == 2
+        await clock.advance("1m")
+    async with Worker(runtime, grace=0):
+        await clock.advance("1s")
+        await runtime.trigger(send, "c", wait=False)
+        await clock.advance("1s")
+        assert len(work.begun) == 2
+        assert work.begun[1] == "c"
+
+
 async def test_a_worker_for_which_a_queue_has_no_room_takes_no_permits_of_its_keys(
     clock: TestClock,
 ) -> None:

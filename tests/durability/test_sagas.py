@@ -521,3 +521,76 @@ async def test_a_cancelled_scope_that_cannot_be_undone_stays_cancelled(
     assert (await runtime.trigger(trip)).output == "stayed at home"
     assert ended_by == ["CancelledError"]
     assert "could not be undone" in caplog.text
+
+
+@pytest.mark.parametrize("is_last", [True, False], ids=["returns", "continues as new"])
+async def test_a_scope_is_undone_although_the_function_does_not_wait_for_it(is_last: bool) -> None:
+    """Its rollback is recorded; a run that has completed would never be undone."""
+    undone: list[str] = []
+    began = asyncio.Event()
+
+    async def undo(value: str) -> None:
+        began.set()
+        await asyncio.sleep(0.01)
+        undone.append(value)
+
+    async def book(step: Step) -> NoReturn:
+        async with step.saga("booking"):
+            await step("room", lambda: "room", undo=undo)
+            await step("car", lambda: "car", undo=undo)
+            raise RuntimeError("no flight")
+
+    @workflow("left-behind")
+    async def trip(step: Step, n: int = 0) -> str:
+        if n:
+            return "done"
+        left = asyncio.create_task(book(step))
+        left.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await began.wait()
+        if not is_last:
+            await step.continue_as_new(1)
+        return "done"
+
+    runtime = Runtime(MemoryStore(), workflows=[trip])
+    run = await runtime.trigger(trip, 0, run_id="t")
+    assert (run.output, undone) == ("done", ["car", "room"])
+
+
+async def test_a_scope_that_the_function_does_not_wait_for_is_undone_after_a_crash() -> None:
+    """When the run is continued, the function returns before its branch comes to its scope."""
+    store, clock = MemoryStore(), TestClock()
+    undone: list[str] = []
+    began = asyncio.Event()
+    hangs = True
+
+    async def undo(value: str) -> None:
+        began.set()
+        if hangs:
+            await asyncio.Event().wait()
+        undone.append(value)
+
+    async def book(step: Step) -> NoReturn:
+        async with step.saga("booking"):
+            await step("room", lambda: "room", undo=undo)
+            try:
+                await step("flight", _fail)
+            finally:
+                await asyncio.sleep(0.05)
+        raise AssertionError
+
+    @workflow("left-behind")
+    async def trip(step: Step) -> str:
+        left = asyncio.create_task(book(step))
+        left.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if hangs:
+            await began.wait()
+        return "done"
+
+    runtime = Runtime(store, workflows=[trip], clock=clock)
+    driving = asyncio.create_task(runtime.trigger(trip, run_id="t"))
+    await began.wait()
+    driving.cancel()
+    await asyncio.wait([driving])
+    hangs = False
+    run = await runtime.resume("t")
+    assert (run.output, undone) == ("done", ["room"])

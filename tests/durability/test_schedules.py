@@ -1,15 +1,17 @@
 """Schedules: each nominal time starts one run, whatever happens to workers and stores."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from perdure import Cron, Queue, Runtime, Step, workflow
+from perdure import Cron, Queue, Runtime, Schedule, Step, workflow
 from perdure.errors import InvalidArgument, ScheduleConflict
 from perdure.insights import Insights
 from perdure.operations import Operations
+from perdure.store import Grant, LeaseRequest
 from perdure.stores.memory import MemoryStore
 from perdure.testing import FaultyStore, TestClock
 from tests.durability.conftest import MakeRuntime
@@ -401,3 +403,58 @@ async def test_a_schedule_that_was_cancelled_is_revived_by_an_update(
     await clock.advance("1h")
     await sweep(runtime)
     assert await runs_of(runtime, "h") == ["h@2030-01-01T04:00:00Z"]
+
+
+async def after_a_lease(store: MemoryStore, clock: TestClock, *changes: Any) -> None:
+    """Begin changes of the schedule "h" while it is owned, so that all of them read it first."""
+    [grant] = await store.acquire([LeaseRequest("~schedule:h", "worker", HOUR)])
+    assert isinstance(grant, Grant)
+    tasks = [asyncio.ensure_future(change) for change in changes]
+    await clock.advance("1ms")
+    await store.release([grant.lease])
+    while not all(task.done() for task in tasks):
+        await clock.advance("50ms")
+    await asyncio.gather(*tasks)
+
+
+async def test_updates_at_the_same_time_are_all_kept(store: MemoryStore, clock: TestClock) -> None:
+    runtime = Runtime(store, workflows=[report], clock=clock)
+    schedule = await runtime.schedule("h", report, every="1h")
+    updates = (schedule.update(jitter="5m"), schedule.update(overlap="allow"))
+    await after_a_lease(store, clock, *updates)
+    info = await schedule.get()
+    assert info is not None
+    assert (info.schedule.jitter, info.schedule.overlap) == (timedelta(minutes=5), "allow")
+
+
+def declared(version: int, every: str, **options: Any) -> Any:
+    @workflow("h", version=version, schedule=Schedule(every=every), **options)
+    async def h(step: Step) -> None: ...
+
+    return h
+
+
+async def test_an_older_version_never_overwrites_a_newer_one(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    """Both have found the schedule of a still older version, and wait for its lease."""
+    first, second, third = (
+        Runtime(store, workflows=[declared(n, f"{n}h")], clock=clock) for n in (1, 2, 3)
+    )
+    await first.declare_schedules()
+    await after_a_lease(store, clock, third.declare_schedules(), second.declare_schedules())
+    [info] = await first.schedules()
+    assert (info.schedule.every, info.declared) == (3 * HOUR, 3)
+
+
+async def test_a_higher_version_moves_its_schedule_to_another_queue(
+    store: MemoryStore, clock: TestClock
+) -> None:
+    plain = Runtime(store, workflows=[declared(1, "1h")], clock=clock)
+    queued = Runtime(store, workflows=[declared(2, "1h", queue=Queue("reports"))], clock=clock)
+    await plain.declare_schedules()
+    await queued.declare_schedules()
+    await clock.advance("1h")
+    await sweep(queued)
+    [run] = await queued.list_runs(prefix="h@")
+    assert run.queue == "reports"

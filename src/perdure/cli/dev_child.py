@@ -16,6 +16,7 @@ from perdure.cli.context import Settings, command, option, show_log
 from perdure.cli.dev import GRACE
 from perdure.cli.discovery import is_default_app, opened_app
 from perdure.cli.formatting import printable
+from perdure.cli.garbage import collector_for
 from perdure.cli.output import Output
 from perdure.cli.serving import dashboard_of
 from perdure.cli.working import make_worker
@@ -53,7 +54,8 @@ async def dev_child(settings: Settings, port: int, since: float | None, changed:
                 elapsed = timedelta(seconds=SystemClock().monotonic() - since)
                 reason = f"{changed} changed. " if changed.endswith(".py") else ""
                 _print_line(f"{reason}Worker restarted in {duration(elapsed)}.")
-            await worker.serve()
+            with collector_for(worker.concurrency):
+                await worker.serve()
 
 
 async def _print_banner(settings: Settings, worker: Worker, dashboard: str) -> None:

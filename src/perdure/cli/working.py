@@ -10,6 +10,7 @@ import click
 from perdure.cli.context import Settings, command, option, show_log
 from perdure.cli.discovery import opened_app
 from perdure.cli.failures import USAGE, Failure
+from perdure.cli.garbage import collector_for
 from perdure.runtime import Runtime
 from perdure.worker import Worker
 
@@ -41,6 +42,7 @@ async def worker(
         show_log(logging.INFO)
     async with AsyncExitStack() as stack:
         worker = make_worker(await stack.enter_async_context(opened_app(settings)), concurrency)
+        stack.enter_context(collector_for(worker.concurrency))
         if health is not None:
             await stack.enter_async_context(answering(worker, *_address(health)))
         if once:

@@ -150,10 +150,11 @@ class Branches:
 
     As a context manager it makes the current task the root branch, and registers the tasks that are
     created below it. `on_change` is called when a branch may have stopped working, `when_idle` once
-    nothing is in flight any longer. `calls` are the calls that are in flight or parked. The run
-    `is_cancelled` once every branch has been told to stop: whatever still runs is unwinding.
-    `handle` is the `step` object of the workflow function, while it runs. `task_class`, if set, is
-    the class of the tasks of its branches; otherwise the event loop chooses.
+    nothing is in flight any longer, `on_first_branch` once there is a second branch. `calls` are
+    the calls that are in flight or parked. The run `is_cancelled` once every branch has been told
+    to stop: whatever still runs is unwinding. `handle` is the `step` object of the workflow
+    function, while it runs. `task_class`, if set, is the class of the tasks of its branches;
+    otherwise the event loop chooses.
     """
 
     __slots__ = (
@@ -166,6 +167,7 @@ class Branches:
         "handle",
         "is_cancelled",
         "on_change",
+        "on_first_branch",
         "parked_tasks",
         "task_class",
         "tasks",
@@ -181,6 +183,7 @@ class Branches:
         self.handle: Any = None
         self.on_change: Callable[[], None] | None = None
         self.when_idle: Callable[[], None] | None = None
+        self.on_first_branch: Callable[[], None] | None = None
         self.is_cancelled = False
         self.task_class: type[Task] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
@@ -204,7 +207,7 @@ class Branches:
         self.tasks.clear()
         # What refers to the run's records: tasks that were left behind must not keep them alive.
         # And what refers back to this object: without it, the run is freed at once.
-        self.handle = self.on_change = self.when_idle = self._root = None
+        self.handle = self.on_change = self.when_idle = self.on_first_branch = self._root = None
 
     @property
     def root(self) -> Branch:
@@ -259,6 +262,9 @@ class Branches:
             branch.task = task
         self.tasks[task] = branch
         task.add_done_callback(self._remove)
+        if self.on_first_branch is not None:
+            on_first_branch, self.on_first_branch = self.on_first_branch, None
+            on_first_branch()
 
     def _remove(self, task: Task) -> None:
         self.tasks.pop(task, None)

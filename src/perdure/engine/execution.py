@@ -15,7 +15,6 @@ from typing import Any
 from perdure import codec
 from perdure.cache import StepCache
 from perdure.clock import Clock, parse_iso
-from perdure.engine.active_run import ActiveRun
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
 from perdure.engine.branches import Branch
@@ -25,15 +24,14 @@ from perdure.engine.failures import leading_to, passing_through
 from perdure.engine.history import History, UndoableStep
 from perdure.engine.invoke import check_callable, invoke, is_awaited
 from perdure.engine.losses import warnings_of
+from perdure.engine.recorded_calls import RecordedCalls
 from perdure.engine.records import EncodedRecord
-from perdure.engine.tasks import POSITION, Interrupted, outside_runs
-from perdure.engine.turns import Turns
-from perdure.errors import CodecError, ManualValueError, MissingAbility
+from perdure.engine.tasks import POSITION, Interrupted, Task, outside_runs
+from perdure.errors import CodecError, MissingAbility
 from perdure.events import (
     Event,
     PersistError,
     PersistSuccess,
-    StepCacheHit,
     StepCacheMiss,
     StepComplete,
     StepFailure,
@@ -41,31 +39,23 @@ from perdure.events import (
     StepSuccess,
 )
 from perdure.result import Err, Ok
-from perdure.snapshot import PendingWait, StepRecord
-from perdure.snapshot.record import (
-    failure_record,
-    is_plain,
-    outcome_of,
-    result_of,
-    success_record,
-)
+from perdure.snapshot import PendingWait
+from perdure.snapshot.record import failure_record, outcome_of, success_record
 from perdure.validation import RESERVED, check_text, check_unreserved
 
 _STEP_NAME = "the step's name, a non-empty string, as the first argument"
 
 
-class Execution(ActiveRun):
+class Execution(RecordedCalls):
     """The calls of one run, from their identity to their records.
 
-    `failures` and `saga_failures` are the exceptions that steps and scopes have raised, by key, and
-    `ended_by` is what ended the function. `open_asks` are waits that branches keep open while they
-    do something else, `unseen_events` are waits that were cancelled after they had received their
-    event. `replayed` counts calls that were answered from their records.
+    `saga_failures` are the exceptions that scopes have raised, by key, and `ended_by` is what ended
+    the function. `open_asks` are waits that branches keep open while they do something else.
+    `rollbacks` are the tasks that undo scopes.
     """
 
     __slots__ = (
         "_keys_in_use",
-        "_turns",
         "arguments",
         "cache",
         "callback_url",
@@ -73,14 +63,10 @@ class Execution(ActiveRun):
         "deps",
         "encode_input",
         "ended_by",
-        "errors",
-        "failures",
         "open_asks",
         "payload",
-        "replayed",
+        "rollbacks",
         "saga_failures",
-        "types",
-        "unseen_events",
     )
 
     def __init__(
@@ -97,21 +83,18 @@ class Execution(ActiveRun):
         host: RunHost | None = None,
     ) -> None:
         super().__init__(workflow, run_id, history, clock, random, emit, host)
-        self.cache = cache
         self.errors, self.types = environment.errors, environment.types
+        self.cache = cache
         self.payload, self.deps = environment.payload, environment.deps
         self.encode_input = environment.encode_input
         self.children = environment.children
         self.arguments: Arguments = environment.arguments
         self.callback_url = environment.callback_url
-        self.replayed = 0
         self.ended_by: BaseException | Err[Any] | None = None
-        self.failures: dict[str, BaseException] = {}
         self.saga_failures: dict[str, BaseException] = {}
+        self.rollbacks: set[Task] = set()
         self.open_asks: dict[str, PendingWait] = {}
-        self.unseen_events: tuple[tuple[Branch, StepCall], ...] = ()
         self._keys_in_use: dict[str, asyncio.Event] = {}
-        self._turns: Turns | None = None
 
     def call(
         self,
@@ -184,7 +167,7 @@ class Execution(ActiveRun):
         rare cases are handled elsewhere, and the code of `succeed` is repeated here.
         """
         if (key := self.history.find(call.path, call.call)) is not None:
-            record = self._record_for(call, key)
+            record = self.record_for(call, key)
             if self.gated or len(self.branches.tasks) > 1:
                 return await self.answer(call, key, record)
             return self.replay(call, key, record)
@@ -236,94 +219,6 @@ class Execution(ActiveRun):
 
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))
-
-    def find_record(self, call: StepCall) -> tuple[str, StepRecord] | None:
-        """Return the record that answers this call, with its key."""
-        key = self.history.find(call.path, call.call)
-        return None if key is None else (key, self._record_for(call, key))
-
-    def _record_for(self, call: StepCall, key: str) -> StepRecord:
-        """Return a record that was found, or raise if it belongs to a different call."""
-        record = self.history.get(key)
-        if (drift := call.drift_from(record)) is not None:
-            # Not just raised: the function must not catch this and go beyond a record that is not
-            # its own. If an operator entered the record, the run is paused for an operator.
-            by = record.get("by")
-            raise self.stop(ManualValueError(f"{by} entered it: {drift}") if by else drift)
-        return record
-
-    def replay(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return the recorded value, or raise the recorded failure."""
-        self.history.last_key = key
-        if call.undo is not None and "undo" in record:
-            self.add_undo(call, key)
-        self.replayed += 1
-        # The usual case: plain JSON and no listeners, so nothing has to be decoded.
-        if self._emit is None and is_plain(record):
-            return record.get("value")
-        try:
-            result, error = result_of(
-                record, call.id, call.return_type, self._scope(call), call.error_type, self.types
-            )
-        except CodecError as unreadable:
-            text = f"the record of {call.place()} cannot be read: {unreadable}"
-            if by := record.get("by"):
-                text = f"the value that {by} entered for {call.place()} does not fit: {unreadable}"
-                raise self.stop(ManualValueError(text)) from unreadable
-            raise self.stop(CodecError(text)) from unreadable
-        if self._emit is not None:
-            meta: Any = record.get("meta") or {"origin": "result"}
-            origin = None if result.ok else meta["origin"]
-            facts = call.facts(key)
-            self.tell(StepCacheHit, call, key, result=result, origin=origin, facts=facts)
-        if isinstance(result, Ok):
-            return result.value
-        assert error is not None
-        self.failures[key] = error
-        raise error
-
-    async def answer(self, call: StepCall, key: str, record: StepRecord) -> Any:
-        """Return or raise what was recorded, in the order of the records."""
-        # A single branch makes its calls in this order anyway.
-        if len(self.branches.tasks) > 1:
-            if self._turns is None:
-                self._turns = Turns(self.history, self.branches, key)
-                self.gated = True
-            try:
-                await self._stay_in_memory(call, self._turns.wait(key))
-            except asyncio.CancelledError:
-                if self.live and call.kind == "event":
-                    # A race that ends this branch makes the event available to the next wait.
-                    call.record_key = key
-                    branch = self.branches.current(self.run_id, call.id)
-                    self.unseen_events += ((branch, call),)
-                raise
-            self.check_live(call.id)
-        return self.replay(call, key, record)
-
-    async def gate(self, call: StepCall, *, is_wait: bool = False) -> None:
-        """Stop a call without a record if it may not begin, or not yet."""
-        if self._turns is not None:
-            # What was recorded before must be seen before.
-            await self._stay_in_memory(call, self._turns.ended())
-        await super().gate(call, is_wait=is_wait)
-
-    async def _stay_in_memory(self, call: StepCall, turn: Awaitable[None]) -> None:
-        """Wait for the turn of a call; the run must not be suspended in the meantime.
-
-        It would be stored without the waits that the branch has not reached again yet.
-        """
-        self.branches.begin(call)
-        try:
-            await turn
-        finally:
-            self.branches.end(call)
-
-    def value_of(self, call: StepCall, key: str) -> Any:
-        """Return the value of a recorded step."""
-        record, scope = self.history.get(key), self._scope(call)
-        result, _ = result_of(record, call.id, call.return_type, scope, call.error_type, self.types)
-        return result.unwrap()
 
     def begin(self, call: StepCall) -> None:
         """Reserve the key of the call's record, and publish that the step starts."""
@@ -380,7 +275,7 @@ class Execution(ActiveRun):
         """Record a failure, and raise it as every replay will."""
         # A step that was interrupted because the run ended or lost its lease did not fail.
         self.check_live(call.id)
-        key, scope, end = call.record_key, self._scope(call), self.clock.monotonic()
+        key, scope, end = call.record_key, self.scope_of(call), self.clock.monotonic()
         at, ms = self.clock.isoformat(end), int((end - call.started_at) * 1e6) / 1e3
         record, visible, losses = failure_record(call, failure, scope, at, ms)
         self.failures[key] = visible
@@ -446,11 +341,6 @@ class Execution(ActiveRun):
             self.history.silence(key, json)
             if key in self.history.unclaimed and self.host is not None:
                 self.host.give_back(key)
-
-    def _scope(self, call: StepCall) -> codec.ErrorScope:
-        # Sleeps, waits for events and races have no user function.
-        is_users = call.kind not in ("sleep", "event", "race")
-        return self.errors.inside(call.errors, call.fn) if is_users else self.errors
 
     def tell_success(self, call: StepCall, record: EncodedRecord) -> None:
         """Emit the events of a step that succeeded and was recorded."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from perdure.engine.execution import Execution
+from perdure.engine.sagas import finish_rollbacks
 from perdure.engine.step import Step
 from perdure.errors import InvalidArgument, Suspended
 from perdure.events import (
@@ -97,6 +98,8 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
             value = await body(step)
             if isinstance(value, Coroutine):
                 raise _forgotten_await(value)
+            if run.history.undoable_steps and not run.replays_only:
+                await finish_rollbacks(run)
         except Exception as error:  # noqa: BLE001  # the user's function
             run.ended_by = run.stopped_by or error
             return outcome_of(run.ended_by)

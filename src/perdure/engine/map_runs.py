@@ -173,31 +173,33 @@ class RunMap:
 
     async def _wait(self) -> None:
         """Wait for the message that reports a complete log; the first record consumes it."""
-        call = self._call
-        async with self._run.in_flight(call):
-            self._run.count_from(call, self._started_at)
-            try:
-                if await self._is_complete():
-                    return
-                now = isoformat(self._run.clock.now())
-                wait: PendingWait = {
-                    "id": call.wait_id(),
-                    "kind": "event",
-                    "event": self._event,
-                    "since": now,
-                }
-                answer = await self._run.spend(self._run.history.open_wait(wait))
-                if answer is None:
-                    # The wait has no timeout, so an operator has ended it.
-                    self._cancel()
-                    seconds = self._run.clock.monotonic() - call.started_at
-                    await self._run.fail(call, StepTimeout(call.id, seconds))
-                else:
-                    call.consumes = (answer.message_id,)
-            except asyncio.CancelledError:
-                if self._run.live:
-                    self._cancel()
-                raise
+        try:
+            async with self._run.in_flight(self._call):
+                self._run.count_from(self._call, self._started_at)
+                if not await self._is_complete():
+                    await self._receive()
+        except asyncio.CancelledError:
+            if self._run.live:
+                self._cancel()
+            raise
+
+    async def _receive(self) -> None:
+        run, call = self._run, self._call
+        now = isoformat(run.clock.now())
+        wait: PendingWait = {
+            "id": call.wait_id(),
+            "kind": "event",
+            "event": self._event,
+            "since": now,
+        }
+        answer = await run.spend(run.history.open_wait(wait))
+        if answer is None:
+            # The wait has no timeout, so an operator has ended it.
+            self._cancel()
+            seconds = run.clock.monotonic() - call.started_at
+            await run.fail(call, StepTimeout(call.id, seconds))
+        else:
+            call.consumes = (answer.message_id,)
 
     def _cancel(self) -> None:
         history, at = self._run.history, isoformat(self._run.clock.now())

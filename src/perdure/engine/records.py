@@ -104,6 +104,11 @@ class Records:
         self._loaded.pop(key, None)
         return key
 
+    @property
+    def has_unused(self) -> bool:
+        """Whether there are loaded records that were not used."""
+        return bool(self._loaded)
+
     def is_used(self, key: str) -> bool:
         """Return whether a record was used in this activation, made in it, or answers no call."""
         return key not in self._loaded or key in self._silent

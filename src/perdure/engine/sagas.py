@@ -19,13 +19,14 @@ from perdure.engine.branches import Branch
 from perdure.engine.call import NO_STORE, SCOPE, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.failures import leading_to
+from perdure.engine.history import History
 from perdure.engine.invoke import invoke
 from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
 from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
 from perdure.result import Err
 from perdure.retry import Retry
 from perdure.snapshot.record import encode_failure, result_of
-from perdure.snapshot.rollback import SAGA, UNDO
+from perdure.snapshot.rollback import SAGA, UNDO, being_undone
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,11 @@ class Saga:
         # In a separate task: the block may be cancelled repeatedly, which must not interrupt the
         # undos. Its branch has no parent, so that no race cancels it.
         branch = Branch(run.branches, f"{self._name}>", None)
+        task = branch.spawn(self._roll_back(error))
+        run.rollbacks.add(task)
+        task.add_done_callback(run.rollbacks.discard)
         try:
-            failures = await finish(branch.spawn(self._roll_back(error)))
+            failures = await finish(task)
         except Interrupted as interruption:
             self._note(error, interruption.answer)
             raise asyncio.CancelledError from None
@@ -246,6 +250,35 @@ class Saga:
         if self._key:
             self._run.saga_failures[self._key] = error
         return error
+
+
+async def finish_rollbacks(run: Execution) -> None:
+    """Wait until scopes that branches have begun to undo are undone; no branch may await them.
+
+    A run that completes is not undone as a whole, so what they leave would never be undone.
+    """
+    while run.rollbacks or (keys := _left_by_scopes(run.history)):
+        # After a crash, a branch may not have reached the end of its scope again.
+        tasks = run.rollbacks or _other_tasks(run)
+        if not tasks:
+            await undo_all(run, keys)
+            return
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _other_tasks(run: Execution) -> list[Task]:
+    """Return the tasks of branches that do not wait for the current one."""
+    current = run.branches.current(run.run_id, "step.saga")
+    tasks = run.branches.tasks.items()
+    return [task for task, each in tasks if each is not current and not current.is_below(each)]
+
+
+def _left_by_scopes(history: History) -> list[str]:
+    """Return the keys of the steps whose undos are decided on and have not been tried."""
+    if not (keys := history.steps_to_undo()):
+        return []
+    decided_keys = being_undone(history.steps())
+    return [key for key in keys if key in decided_keys and UNDO + key not in history]
 
 
 def check_undo(undo: object) -> Callable[[Any], object]:

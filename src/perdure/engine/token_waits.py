@@ -222,6 +222,7 @@ class _Asking:
 
     async def _wait(self, wait: PendingWait) -> Received | None:
         with self._in_flight():
+            await self._run.wait_for_turn()
             try:
                 return await self._host.wait(wait)
             except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting

@@ -1,9 +1,10 @@
-"""The order in which recorded calls of several branches are answered.
+"""The order in which the calls of several branches continue in a run that is resumed.
 
-Each of them could be answered at once. Branches would then end in the order of their creation, and
-a function that depends on which of them ends or fails first, by `asyncio.gather`, `as_completed` or
-`wait`, would continue differently than before. So a call waits until the records before its own
-have been used, and until the function has noticed what came of them.
+Each recorded call could be answered at once. Branches would then end in the order of their
+creation, and a function that depends on which of them ends or fails first, by `asyncio.gather`,
+`as_completed` or `wait`, would continue differently than before. So a call waits until the records
+before its own have been used, and until the function has noticed what came of them. A call without
+a record waits for all of them.
 
 Some records are never asked for again: those of a branch that is now cancelled earlier, or of code
 that was removed. They are no longer waited for when no branch can continue.
@@ -28,7 +29,10 @@ limited, because a function may never become quiet."""
 
 
 class _WaitingCall(NamedTuple):
-    """A call that waits for its turn. `level` is how deeply its branch is nested."""
+    """A call that waits for its turn. `level` is how deeply its branch is nested.
+
+    `place` is that of its record; a call without a record comes after the last one.
+    """
 
     place: int
     number: int
@@ -37,17 +41,17 @@ class _WaitingCall(NamedTuple):
 
 
 class Turns:
-    """Lets recorded calls continue in the order of their records.
+    """Lets recorded calls continue in the order of their records, and others after them.
 
     `_next` is the place of the first record that no call has asked for. `_task` and `_level` are
-    those of the call that continued last, and `_iterations` counts those of the event loop since
-    then. `_answered` counts calls that may continue, but have not done so yet.
+    those of the recorded call that continued last, and `_iterations` counts those of the event loop
+    since then. `_released` counts calls that may continue, but have not done so yet. The records
+    that are left are `_given_up` once a call without a record has begun in spite of them.
     """
 
     __slots__ = (
-        "_answered",
         "_branches",
-        "_ended",
+        "_given_up",
         "_history",
         "_iterations",
         "_keys",
@@ -56,50 +60,48 @@ class Turns:
         "_numbers",
         "_places",
         "_quiet_iterations",
+        "_released",
         "_task",
         "_waiting_calls",
         "_wants_first",
     )
 
-    def __init__(self, history: History, branches: Branches, first: str) -> None:
+    def __init__(self, history: History, branches: Branches) -> None:
         self._history = history
         self._branches = branches
         # The engine's own records do not belong to calls of the function.
         self._keys = [
-            key
-            for key in history
-            if key == first or not (key.startswith(RESERVED) or history.is_used(key))
+            key for key in history if not (key.startswith(RESERVED) or history.is_used(key))
         ]
         self._places = {key: place for place, key in enumerate(self._keys)}
         self._numbers = count()
         self._waiting_calls: list[_WaitingCall] = []
-        self._answered = self._next = self._iterations = self._quiet_iterations = 0
+        self._released = self._next = self._iterations = self._quiet_iterations = 0
+        self._given_up = False
         self._task: Task | None = None
         self._level: int | None = None
         self._wants_first: bool | None = None
-        self._ended: Future | None = None
 
-    async def wait(self, key: str) -> None:
-        """Wait until a call with this record may be answered."""
-        place = self._places.get(key)
-        if place is None:
-            return
+    async def wait_to_continue(self, key: str) -> None:
+        """Wait until a call may be answered from the record with this key."""
+        if (place := self._places.get(key)) is not None:
+            self._task, self._level = await self._wait(place)
+            self._iterations = 0
+
+    async def wait_to_begin(self) -> None:
+        """Wait until a call without a record may begin."""
+        await self._wait(len(self._keys))
+
+    async def _wait(self, place: int) -> tuple[Task | None, int]:
+        """Wait for the turn of the calling branch; return its task and level."""
         task = current_task()
         branch = None if task is None else self._branches.tasks.get(task)
         level = branch.path.count("/") + 1 if branch is not None and branch.path else 0
         self._pass_used_records()
-        is_first = not self._waiting_calls and not self._answered and place < self._next
-        # The next call of the same branch does not have to wait until others notice the last one.
-        if not is_first or not (task is self._task or self._is_noticed(level)):
+        is_first = not self._waiting_calls and not self._released and self._is_next(place)
+        if not is_first or not self._is_noticed(place, level, task):
             await self._wait_for_turn(place, level)
-        self._task, self._level, self._iterations = task, level, 0
-
-    async def ended(self) -> None:
-        """Wait until no recorded call waits any longer."""
-        while self._waiting_calls:
-            if self._ended is None:
-                self._ended = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._ended)
+        return task, level
 
     async def _wait_for_turn(self, place: int, level: int) -> None:
         loop = asyncio.get_running_loop()
@@ -111,7 +113,7 @@ class Turns:
             await call.future
         finally:
             if not call.future.cancelled():
-                self._answered -= 1
+                self._released -= 1
 
     def _pass_used_records(self) -> None:
         while self._next < len(self._keys) and self._history.is_used(self._keys[self._next]):
@@ -126,25 +128,40 @@ class Turns:
             call = heappop(calls)
             # A call that was cancelled in the meantime has no turn.
             if not call.future.done():
-                self._answered += 1
-                call.future.set_result(None)
-                self._next = max(self._next, call.place + 1)
-                self._level, self._iterations, self._quiet_iterations = call.level, 0, 0
+                self._release(call)
         if calls:
             asyncio.get_running_loop().call_soon(self._tick)
-        elif self._ended is not None:
-            self._ended.set_result(None)
-            self._ended = None
+
+    def _release(self, call: _WaitingCall) -> None:
+        self._released += 1
+        call.future.set_result(None)
+        if call.place == len(self._keys):
+            self._given_up = True
+        else:
+            self._next = max(self._next, call.place + 1)
+            self._level, self._iterations, self._quiet_iterations = call.level, 0, 0
 
     def _may_continue(self, call: _WaitingCall) -> bool:
         """Return whether the records before that of the call have been used, and noticed."""
-        return (call.place < self._next or self._is_stuck()) and self._is_noticed(call.level)
+        is_next = self._is_next(call.place) or self._is_stuck()
+        return is_next and self._is_noticed(call.place, call.level)
 
-    def _is_noticed(self, level: int) -> bool:
-        """Return whether branches above this level have noticed what the last call led to."""
+    def _is_next(self, place: int) -> bool:
+        """Return whether all records before this place have been asked for, or given up."""
+        return place <= self._next or (self._given_up and place == len(self._keys))
+
+    def _is_noticed(self, place: int, level: int, task: Task | None = None) -> bool:
+        """Return whether other branches have noticed what the last recorded call led to."""
         if self._level is None:
             return True
-        levels = self._level - level + self._awaits_first()
+        if place == len(self._keys):
+            # A failure may cancel the branch of this call, which then must not begin.
+            levels = abs(self._level - level) + 1
+        elif task is not None and task is self._task:
+            # The next call of the same branch does not have to wait for others.
+            levels = 0
+        else:
+            levels = self._level - level + self._awaits_first()
         return self._iterations >= _ITERATIONS_PER_LEVEL * levels
 
     def _awaits_first(self) -> bool:

@@ -11,6 +11,7 @@ from perdure.engine.attempts import attempts
 from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.records import EncodedRecord
+from perdure.engine.sagas import finish_rollbacks
 from perdure.engine.tasks import POSITION, Interrupted
 from perdure.errors import CodecError, MissingAbility, PerdureError, RunOver
 from perdure.result import Err, Ok
@@ -100,7 +101,10 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
     if run.replays_only:
         branch = run.branches.current(run.run_id, "step.continue_as_new")
         await run.gate(StepCall("~continue", branch, None, continue_as_new, ()))
-    run.begin_again(run.encode_input(payload))
+    data = run.encode_input(payload)
+    if run.history.undoable_steps:
+        await finish_rollbacks(run)
+    run.begin_again(data)
     await asyncio.get_running_loop().create_future()
     raise AssertionError("the run is unwound by a cancellation")
 

@@ -121,6 +121,27 @@ def differences_of(new_spec: Spec, old_spec: Spec) -> Iterator[str]:
             yield name
 
 
+def declared_differences_of(new_spec: Spec, old_spec: Spec) -> Iterator[str]:
+    """Yield the names of the options that differ between two declarations of a workflow."""
+    yield from differences_of(new_spec, old_spec)
+    # Not compared otherwise: a client without the definition does not know them.
+    if new_spec.queue != old_spec.queue:
+        yield "queue"
+    if new_spec.head_start != old_spec.head_start:
+        yield "priority"
+
+
+def spec_of(run: RunEdit) -> Spec:
+    """Return the specification of a schedule that is being changed."""
+    return read_input(run.history.metadata["input"]).spec
+
+
+def change_declared_spec(run: RunEdit, spec: Spec) -> None:
+    """Replace the specification, unless a newer version has done so in the meantime."""
+    if spec_of(run).declared < spec.declared:
+        change_spec(run, spec)
+
+
 def change_spec(run: RunEdit, spec: Spec) -> None:
     """Replace the specification of a schedule; its times count from now on."""
     input = read_input(run.history.metadata["input"])

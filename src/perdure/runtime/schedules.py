@@ -31,12 +31,15 @@ from perdure.runtime.schedule_info import (
     ScheduleChanges,
     ScheduleInfo,
     ScheduleOptions,
+    change_declared_spec,
     change_spec,
+    declared_differences_of,
     differences_of,
     info_of,
     new_schedule,
     options_of,
     schedule_of,
+    spec_of,
 )
 from perdure.runtime.schedule_workflow import (
     SCHEDULE,
@@ -175,11 +178,11 @@ class ScheduleClient(Starter):
             logger.info("schedule %r was created", name)
             return
         old_spec = (await self._load_schedule(name))[1].spec
-        if not (differences := ", ".join(differences_of(spec, old_spec))):
+        if not (differences := ", ".join(declared_differences_of(spec, old_spec))):
             return
         if 0 < old_spec.declared < spec.declared:
             logger.info("schedule %r is updated: %s", name, differences)
-            await self._change_schedule(name, lambda run: change_spec(run, spec))
+            await self._change_schedule(name, lambda run: change_declared_spec(run, spec))
         elif old_spec.declared <= spec.declared:
             # An older deployment beside a newer one leaves it alone, without a warning.
             logger.warning(_NOT_UPDATED, name, differences, spec.declared)
@@ -210,19 +213,23 @@ class ScheduleClient(Starter):
         )
 
     async def _update_schedule(self, name: str, changes: ScheduleChanges) -> None:
-        old_spec = (await self._load_schedule(name))[1].spec
+        # Applied to what is stored when the run is leased: another process may change another
+        # option at the same time.
+        await self._change_schedule(
+            name, lambda run: change_spec(run, self._updated_spec(spec_of(run), changes))
+        )
+
+    def _updated_spec(self, old_spec: Spec, changes: ScheduleChanges) -> Spec:
         new_options: dict[str, Any] = {**options_of(schedule_of(old_spec)), **changes}
         payload = new_options.pop("payload", None)
         tags = new_options.pop("tags", visible_tags(old_spec.metadata.get("tags")))
         schedule, now = new_schedule(new_options), self.clock.now()
         first_time(timing_of(schedule, now), now)
         if "payload" in changes:
-            spec = self._spec(name, old_spec.workflow, payload, schedule, tags)
-        else:
-            others = {key: value for key, value in old_spec.metadata.items() if key != "tags"}
-            metadata = {**others, **check_options(now, tags=tags).metadata}
-            spec = replace(old_spec, timing=timing_of(schedule, now), metadata=metadata)
-        await self._change_schedule(name, lambda run: change_spec(run, spec))
+            return self._spec(old_spec.name, old_spec.workflow, payload, schedule, tags)
+        others = {key: value for key, value in old_spec.metadata.items() if key != "tags"}
+        metadata = {**others, **check_options(now, tags=tags).metadata}
+        return replace(old_spec, timing=timing_of(schedule, now), metadata=metadata)
 
     async def _create_schedule(self, spec: Spec) -> bool:
         """Create the run of a schedule; return whether it is new."""

@@ -139,20 +139,16 @@ class _Checker:
                 yield from self._own_value(at, identity, token)
 
     def same_order(self) -> Iterator[Violation]:
-        """Recorded steps are seen again in the order in which they were first seen.
-
-        A step that is executed may be seen before an older record that a branch asks for later.
-        """
+        """Recorded steps are seen again in the order in which they were first seen."""
         first: dict[str, int] = {}
-        latest: dict[tuple[str, str, bool], int] = {}
+        latest: dict[tuple[str, str], int] = {}
         for at in self.observations:
             line = self.lines[at]
             if not line.tokens or not self.model.has_place(line.path):
                 continue
             token = line.tokens[-1]
             seen = first.setdefault(token, at)
-            activation, begun = self.lines[seen].activation, self.begun.get(token, 0)
-            place = line.activation, activation, self.lines[begun].activation == activation
+            place = line.activation, self.lines[seen].activation
             before = latest.get(place, seen)
             if seen < before:
                 text = f"{line.path} was seen before {self.lines[before].path} the first time"

@@ -64,3 +64,15 @@ async def test_after_a_period_a_claim_that_finds_nothing_is_repeated_soon() -> N
     pool.expire(now := clock.monotonic())
     pool.note_answer(True, now)
     assert pool.look_at - now < 0.05
+
+
+async def test_a_permit_that_was_used_in_part_is_not_returned() -> None:
+    """Another process would use all of its units in the same period."""
+    permits, pool = permits_of(LARGE, clock := TestClock())
+    await permits.claim({pool: 2})
+    pool.take(1, Hold())
+    await permits.return_idle([pool])
+    other = Permits(permits.store, NoRenewals(), clock, SECOND, "other")
+    other_pool = other.pool(LARGE)
+    await other.claim({other_pool: LARGE.n})
+    assert other_pool.free == LARGE.n - LARGE.unit

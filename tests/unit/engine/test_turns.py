@@ -1,10 +1,12 @@
-"""Recorded calls of several branches are answered in the order of their records."""
+"""Recorded calls of several branches are answered in the order of their records, before others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from perdure import Runtime, Step, durable, workflow
+import pytest
+
+from perdure import Client, Run, Runtime, Step, durable, workflow
 from perdure.errors import DriftError
 from perdure.result import Err
 from perdure.stores.memory import MemoryStore
@@ -48,6 +50,27 @@ async def replayed(function: Callable[[Step, Note], Awaitable[None]]) -> list[li
     for _ in range(2):
         await durable.run({}, body, id="run", store=store)
     return notes
+
+
+async def nested(levels: int, call: Callable[[], Awaitable[str]]) -> str:
+    """Make a call in a branch that is nested this deeply below the calling one."""
+    if not levels:
+        return await call()
+    [value] = await asyncio.gather(nested(levels - 1, call))
+    return value
+
+
+class Pause:
+    """A function of steps that never returns in the first execution, and then takes no time."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    async def __call__(self) -> str:
+        """Return a name."""
+        if not self.is_over:
+            await asyncio.Event().wait()
+        return "new"
 
 
 async def test_gather_raises_the_failure_that_was_recorded_first() -> None:
@@ -119,15 +142,9 @@ async def test_a_branch_ends_before_a_less_nested_one_that_ended_later() -> None
     """It takes more turns of the event loop until the function notices its end."""
     steps = Sequence("deep", "flat")
 
-    async def nested(step: Step, levels: int) -> str:
-        if not levels:
-            return await step("deep", steps.end, "deep")
-        [value] = await asyncio.gather(nested(step, levels - 1))
-        return value
-
     async def function(step: Step, note: Note) -> None:
         flat = asyncio.create_task(step("flat", steps.end, "flat"))
-        deep = asyncio.create_task(nested(step, 5))
+        deep = asyncio.create_task(nested(5, lambda: step("deep", steps.end, "deep")))
         for value in asyncio.as_completed([flat, deep]):
             note(name := await value)
             steps.see(name)
@@ -167,6 +184,127 @@ async def test_a_run_is_not_suspended_while_a_call_waits_for_its_turn() -> None:
     await clock.advance("1h")
     run = await runtime.resume("run")
     assert {wait.id: wait.wake_at for wait in run.pending} == begun
+
+
+@pytest.mark.parametrize("iterations", [0, 5, 9])
+async def test_a_step_that_is_executed_is_seen_after_an_older_record(iterations: int) -> None:
+    """Whether the record is asked for later, or its branch takes longer to end."""
+    new = Pause()
+
+    async def late(step: Step) -> str:
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        return await step("new", new)
+
+    async def function(step: Step, note: Note) -> None:
+        deep = nested(4, lambda: step("old", lambda: "old"))
+        for value in asyncio.as_completed([asyncio.create_task(late(step)), deep]):
+            note(await value)
+            if not new.is_over:
+                new.is_over = True
+                return
+
+    assert await replayed(function) == [["old"], ["old", "new"]]
+
+
+async def test_a_sleep_that_is_over_is_seen_after_an_older_record() -> None:
+    """The end of the sleep is why the run is resumed."""
+    clock, notes = TestClock(), list[list[str]]()
+
+    @workflow("trip")
+    async def trip(step: Step) -> None:
+        notes.append([])
+        night = asyncio.create_task(step.sleep("night", "8h"), name="night")
+        pack = asyncio.create_task(nested(4, lambda: step("pack", lambda: "pack")), name="pack")
+        pending = {night, pack}
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when="FIRST_COMPLETED")
+            notes[-1] += [task.get_name() for task in done]
+
+    runtime = Runtime(MemoryStore(clock=clock), workflows=[trip], clock=clock)
+    assert (await runtime.trigger(trip)).status == "suspended"
+    await clock.advance("8h")
+    assert [run.status for run in await runtime.sweep()] == ["completed"]
+    assert notes == [["pack"], ["pack", "night"]]
+
+
+async def test_a_step_does_not_begin_in_a_branch_that_was_cancelled() -> None:
+    """The failure of the other branch is recorded, and has ended this one."""
+    begun = []
+
+    async def begin() -> None:
+        begun.append("new")
+        await asyncio.Event().wait()
+
+    async def fail() -> str:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    async def function(step: Step, note: Note) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(step("new", begin))
+                group.create_task(step("fail", fail))
+        except* ValueError:
+            note("failed")
+
+    assert await replayed(function) == [["failed"], ["failed"]]
+    assert begun == ["new"]
+
+
+@workflow("child")
+async def child(step: Step) -> None:
+    await step.sleep("long", "30d")
+
+
+@workflow("parent")
+async def parent(step: Step, how: str) -> None:
+    """Fail in one branch while another one waits; the run is stored in between."""
+
+    async def fail() -> str:
+        await asyncio.sleep(0.01)
+        raise ValueError("no")
+
+    async def wait() -> None:
+        if how == "call":
+            await step.call("child", child)
+        elif how == "map":
+            await step.map_runs("child", child, [None])
+        else:
+            await step.approval("approval", "Continue?")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait())
+            group.create_task(nested(3, lambda: step("fail", fail)))
+    except* ValueError:
+        await step.wait_for_event("end", "end")
+
+
+async def wait_in_parent(how: str) -> tuple[Runtime, Run]:
+    """Return a run that waits in one branch, while the other one has just failed."""
+    runtime = Runtime(MemoryStore(), workflows=[parent, child], always_replay=True)
+    run = await runtime.trigger(parent, how, run_id="run")
+    while "fail" not in {record.key for record in run.history}:
+        run = await runtime.resume("run")
+    return runtime, run
+
+
+@pytest.mark.parametrize("how", ["call", "map"])
+async def test_a_child_is_cancelled_with_a_branch_that_waits_for_its_turn(how: str) -> None:
+    runtime, _ = await wait_in_parent(how)
+    run = await runtime.resume("run")
+    assert [wait.id for wait in run.pending] == ["end"]
+    snapshot: Any = await runtime.store.load("run")
+    assert "cancel:1/child" in snapshot["outbox"]
+
+
+async def test_an_answer_is_recorded_if_its_branch_is_cancelled_before_its_turn() -> None:
+    """It was accepted, because the question was still open."""
+    runtime, run = await wait_in_parent("approval")
+    await Client(runtime.store).approve(run.pending[0].token, by="ana")
+    run = await runtime.resume("run")
+    assert {record.key for record in run.history} == {"fail", "approval"}
 
 
 async def test_branches_see_each_others_steps_in_the_same_order() -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from pymongo import DeleteOne, InsertOne, UpdateOne
+from pymongo import DeleteOne, InsertOne, UpdateMany, UpdateOne
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, PyMongoError
 
@@ -226,18 +226,29 @@ class Appender:
     async def _mark(self, db: Collections, batches: Sequence[RunBatch]) -> None:
         """Mark consumed messages, and write how many were consumed since the last rest."""
         keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
-        epochs = {batch.key: batch.last.epoch for batch in batches}
-        counts = [
-            UpdateOne(is_owned({key: epoch}), {"$set": {"consumedSince": len(position.consumed)}})
-            for key, epoch in epochs.items()
-            if (position := self._positions.get(key, epoch)) is not None
-        ]
         works: list[Awaitable[object]] = [mark_consumed(db.inbox, keys)] if keys else []
-        if counts:
+        if counts := self._consumed_counts(batches):
             works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
         await gather_all(works)
         for batch in batches:
             self._positions.mark_done(batch.key, batch.last.epoch, batch.consumes)
+
+    def _consumed_counts(self, batches: Iterable[RunBatch]) -> list[UpdateMany]:
+        """Return the updates that write how many messages were consumed since the last rest.
+
+        Most runs have consumed equally many, and one statement takes the server a third of the time
+        of one for each run.
+        """
+        runs_by_count: dict[int, dict[str, int]] = {}
+        for batch in batches:
+            position = self._positions.get(batch.key, batch.last.epoch)
+            if position is not None:
+                runs = runs_by_count.setdefault(len(position.consumed), {})
+                runs[batch.key] = position.epoch
+        return [
+            UpdateMany(is_owned(epochs), {"$set": {"consumedSince": count}})
+            for count, epochs in runs_by_count.items()
+        ]
 
     async def _finish_rests(
         self, db: Collections, batches: Sequence[RunBatch], *, may_have_messages: bool = True

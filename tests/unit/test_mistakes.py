@@ -107,6 +107,18 @@ async def anything(step: Step, payload: Any) -> Any:
     return payload["lock"]
 
 
+async def test_a_value_that_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    """The function sees at once what it would see after a crash."""
+
+    async def order(step: Step) -> bool:
+        return await step("lock", Lock) is None
+
+    run = await Runtime(MemoryStore()).trigger(workflow("order")(order))
+    assert run.output is True
+    assert "step 'lock': value (lock) cannot be restored exactly" in caplog.text
+    assert "so the function sees None" in caplog.text
+
+
 async def test_an_output_that_cannot_be_stored(caplog: pytest.LogCaptureFixture) -> None:
     async def locked(step: Step) -> Any:
         return Lock()

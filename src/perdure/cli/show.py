@@ -3,7 +3,7 @@
 import json
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -22,7 +22,7 @@ from perdure.insights.model import (
     WaitFacts,
 )
 from perdure.insights.terms import Term
-from perdure.insights.timeline import Bar, draw
+from perdure.insights.timeline import Bar, Gap, draw
 from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot.labels import label_of
 
@@ -178,6 +178,9 @@ def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> It
     length = max(len(row.length) for row in rows)
     detail = min(max(len(printable(row.detail)) for row in rows), 28)
     room = min(_columns() - name - length - detail - 10, 48)
+    if room >= NARROWEST_BAR and (axis := _axis(picture.gaps, room)):
+        # Above the bars: the mark, the cells and what separates them take eleven columns.
+        yield " " * (name + length + detail + 11) + axis
     for row in rows:
         cells = (
             f"{shorten(printable(row.name), name):<{name}}",
@@ -186,6 +189,18 @@ def _timeline(output: Output, facts: RunFacts, steps: tuple[StepRow, ...]) -> It
         )
         bar = f"  |{_draw_bar(row.bar, room)}" if room >= NARROWEST_BAR else ""
         yield f"  {row.mark} {'  '.join(cells)}{bar}".rstrip()
+
+
+def _axis(gaps: Sequence[Gap], width: int) -> str:
+    """Return how long the periods were that are drawn short, each above its place."""
+    text = ""
+    for gap in gaps:
+        label = duration(gap.length)
+        centred = min(round(gap.x / 100 * width) - len(label) // 2, width - len(label))
+        start = max(centred, len(text) + bool(text))
+        if start + len(label) <= width:
+            text = f"{text:<{start}}{label}"
+    return text
 
 
 def _draw_bar(bar: Bar, width: int) -> str:

@@ -267,7 +267,7 @@ class Execution(RecordedCalls):
             raise self.stop(CodecError(text)) from error
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
-        warnings = warnings_of(key, losses) if losses else ()
+        warnings = warnings_of(key, losses, visible) if losses else ()
         number = self.history.number()
         return EncodedRecord(key, codec.dumps(record), at, visible, warnings, ms, number)
 
@@ -281,7 +281,7 @@ class Execution(RecordedCalls):
         self.failures[key] = visible
         if self.arguments != "off" and call.args:
             record.arguments = record_of(call.args, self.arguments)
-        warnings, number = warnings_of(key, losses), self.history.number()
+        warnings, number = warnings_of(key, losses, visible), self.history.number()
         new_record = EncodedRecord(key, codec.dumps(record), at, visible, warnings, ms, number)
         await self._commit(call, new_record)
         if self._emit is not None:

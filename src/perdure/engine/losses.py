@@ -8,22 +8,29 @@ from perdure import codec
 logger = logging.getLogger(__name__)
 
 
-def warnings_of(key: str, losses: Sequence[codec.Loss]) -> tuple[dict[str, str], ...]:
-    """Log and return a warning for each part of a value that could not be recorded exactly."""
+def warnings_of(
+    key: str, losses: Sequence[codec.Loss], visible: object
+) -> tuple[dict[str, str], ...]:
+    """Log and return a warning for each part of a value that could not be recorded exactly.
+
+    `visible` is what the function sees instead of the value.
+    """
     for loss in losses:
-        logger.warning("step %r: %s", key, _explain(loss))
+        logger.warning("step %r: %s", key, _explain(loss, visible))
     return tuple(
         {"type": "lossy_value", "stepId": key, "path": loss.path, "reason": loss.reason}
         for loss in losses
     )
 
 
-def _explain(loss: codec.Loss) -> str:
+def _explain(loss: codec.Loss, visible: object) -> str:
     """Explain what cannot be restored, and how to fix it if only its class is missing."""
     class_name = "" if loss.cls is None else f" ({loss.cls.__name__})"
+    is_lost = loss.path == "value" and visible is None
+    seen = "None" if is_lost else "what was recorded"
     text = (
         f"{loss.path}{class_name} cannot be restored exactly after a crash ({loss.reason}), so the "
-        "function sees what was recorded."
+        f"function sees {seen}."
     )
     if loss.path.startswith(f"{codec.EXCEPTION}."):
         return f"{text} Raise an exception in the step whose attributes are plain data"

@@ -7,6 +7,7 @@ import shlex
 
 from perdure import Runtime, Step, workflow
 from perdure.stores import sqlite
+from tests.unit.cli import shop
 from tests.unit.cli.conftest import Perdure
 
 LIST = """\
@@ -71,6 +72,27 @@ def test_show_has_a_timeline_and_the_error_with_its_cause(perdure: Perdure) -> N
     assert lines[3].startswith("  ✗ ship     62 ms  CarrierDown: 503 from carri…  |")
     assert lines[4] == "      CarrierDown: 503 from carrier"
     assert "      caused by ConnectionError: connection reset" in lines
+
+
+def test_show_says_how_long_a_wait_was_that_is_drawn_short(perdure: Perdure) -> None:
+    async def sleep_a_day() -> None:
+        @workflow("nap")
+        async def nap(step: Step) -> None:
+            await step("lie down", shop.clock.advance, "1s")
+            await step.sleep("settle", "1d")
+            await step("get up", shop.clock.advance, "1s")
+
+        async with sqlite("shop.db", clock=shop.clock) as store:
+            runtime = Runtime(store, workflows=[nap], clock=shop.clock)
+            await runtime.trigger(nap, run_id="nap-1")
+            await shop.clock.advance("1d")
+            await runtime.sweep()
+
+    asyncio.run(sleep_a_day())
+    axis, first, sleep, last = perdure("show", "nap-1").stdout.splitlines()[2:6]
+    assert axis.strip() == "1 day"
+    assert first.index("█") < sleep.index("---") < last.index("█")
+    assert sleep.index("-") <= axis.index("1 day") <= sleep.rindex("-")
 
 
 def test_show_hides_frames_of_perdure_unless_asked(perdure: Perdure) -> None:

@@ -84,9 +84,12 @@ def test_jitter_is_fixed_and_ends_before_the_next_time(
 
 def test_jitter_spreads_schedules_and_times() -> None:
     jittered = timing("1d", jitter="1h")
-    starts = {planned_start(jittered, f"s{n}", NOW) for n in range(100)}
-    assert len(starts) == 100
-    assert max(starts) - min(starts) > timedelta(minutes=50)
+    days = [NOW + timedelta(days=n) for n in range(100)]
+    by_name = {planned_start(jittered, f"s{n}", NOW) - NOW for n in range(100)}
+    by_time = {planned_start(jittered, "s", day) - day for day in days}
+    for delays in (by_name, by_time):
+        assert len(delays) == 100
+        assert max(delays) - min(delays) > timedelta(minutes=50)
 
 
 @given(intervals, instants, instants)

@@ -26,7 +26,8 @@ TEMPLATES = 10_000
 BATCH = 1000
 SECONDS_BACK = 30 * 86_400
 LONG_RUNS = (100, 1000, 10_000)
-BIG_RUN = "big-value"
+BIG_RUNS = ("big-text", "big-rows")
+"""Runs with a value of 15 MB."""
 
 LIVE: tuple[RunStatus, ...] = (*("suspended",) * 5, *("waiting",) * 3, "paused", "queued")
 """The statuses of ten live runs. Of a hundred runs one is live, five are failed."""
@@ -43,8 +44,8 @@ class CarrierDown(Exception):
     """The error of the runs that failed."""
 
 
-async def part(text: str) -> str:
-    return text
+async def part(value: Any) -> Any:
+    return value
 
 
 async def ship() -> str:
@@ -155,13 +156,16 @@ async def _create_long_runs(store: Store) -> None:
         return payload
 
     @workflow("big")
-    async def big(step: Step) -> int:
-        return len(await step("read", part, "x" * (15 << 20)))
+    async def big(step: Step, payload: str) -> int:
+        rows = [{"id": n, "name": f"article {n}", "price": n / 4} for n in range(300_000)]
+        value = rows if payload == "big-rows" else "x" * (15 << 20)
+        return len(await step("read", part, value))
 
     runtime = Runtime(store, workflows=[long, big])
     for steps in LONG_RUNS:
         await runtime.trigger(long, steps, run_id=f"long-{steps}")
-    await runtime.trigger(big, run_id=BIG_RUN)
+    for name in BIG_RUNS:
+        await runtime.trigger(big, name, run_id=name)
 
 
 _COPIED_BY_SQLITE = """

@@ -216,7 +216,7 @@ async def _call(route: Route, visit: Visit) -> Response:
                 raise
             visit = replace(visit, error=str(error))
     assert route.get is not None, "the method was checked"
-    async with visit.board.reading():
+    async with visit.board.reading(is_long=route.is_long):
         return await route.get(visit)
 
 

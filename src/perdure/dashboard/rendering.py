@@ -47,7 +47,7 @@ def static_response(name: str) -> Response:
 def _finalize(value: object) -> object:
     """Make invisible characters visible in every string that a template prints."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return values.visible(value)
+        return words.visible(value)
     return value
 
 

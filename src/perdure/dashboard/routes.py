@@ -36,7 +36,7 @@ class Route:
     """A path, its views, and the right that both need besides `view`.
 
     It may be that of the verb in the path, as for `/runs/<id>/do/<verb>`. `params` are those that
-    the path does not contain.
+    the path does not contain. `is_long`: it may take long to read.
     """
 
     path: str
@@ -44,6 +44,7 @@ class Route:
     post: View | None = None
     right: Right | Literal["verb"] = "view"
     params: Mapping[str, str] = field(default_factory=dict)
+    is_long: bool = False
 
     def match(self, path: str) -> dict[str, str] | None:
         """Return the parameters of a path, decoded, or `None` if it is another path."""
@@ -133,8 +134,8 @@ ROUTES: tuple[Route, ...] = (
     Route("/runs", runs.list_runs),
     Route("/runs/{run}", runs.show_run),
     Route("/runs/{run}/steps", runs.show_run),
-    Route("/runs/{run}/value", runs.download),
-    Route("/runs/{run}/export", runs.download),
+    Route("/runs/{run}/value", runs.download, is_long=True),
+    Route("/runs/{run}/export", runs.download, is_long=True),
     Route("/{place}/{name}/do/{verb}", actions.confirm, actions.act, "verb"),
     Route("/workflows", _page("workflows")),
     Route("/workflows/{workflow}", _page("workflow")),
@@ -151,7 +152,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/acts", _page("acts", topics=("acts",))),
     Route("/views", _page("views", topics=())),
     _verb("/views/save", "save_view", actions.confirm),
-    Route("/compare", _page("compare", topics=(), comparison=runs.compare)),
+    Route("/compare", _page("compare", topics=(), comparison=runs.compare), is_long=True),
     Route(
         "/store",
         _page("store", "store", "check", "retention", topics=(), prunable=actions.count_prunable),

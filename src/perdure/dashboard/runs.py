@@ -7,10 +7,10 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from perdure.dashboard.rendering import quote_term, render
-from perdure.dashboard.values import visible
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
-from perdure.insights import Comparison, Insights, InvalidQuery, ParsedQuery, timeline, to_json
+from perdure.insights import Comparison, Insights, InvalidQuery, ParsedQuery, timeline
+from perdure.insights.words import visible
 from perdure.operations.verbs import VERBS
 
 STEPS_PER_PAGE = 100
@@ -50,10 +50,10 @@ async def _ids(visit: Visit, query: ParsedQuery) -> AsyncGenerator[str, None]:
 
 async def show_run(visit: Visit) -> Response:
     """Show one run with its timeline, and one of its steps."""
-    run_id = visit.params["run"]
+    run_id, whole = visit.params["run"], visit.query.get("format") == "json"
     try:
         insights = await _insights_for(visit)
-        facts = await insights.run(run_id)
+        facts = await insights.run(run_id, whole=whole)
     except RunNotFound:
         return await _show_missing(visit, run_id)
     steps = await insights.steps(run_id, visit.after, STEPS_PER_PAGE)
@@ -62,7 +62,7 @@ async def show_run(visit: Visit) -> Response:
     keys = (*facts.error_steps[:1], *(step.key for step in steps.steps[-1:]), "")
     key = visit.query.get("step") or visit.query.get("key") or keys[0]
     pending = picture.pending(key)
-    detail = await insights.step(run_id, key) if key and not pending else None
+    detail = await insights.step(run_id, key, whole=whole) if key and not pending else None
     state = "pending" if pending else detail and ("ok" if detail.step.ok else "failed")
     # The verbs that make sense now, and that the person may use.
     verbs = [verb for verb in VERBS.values() if visit.may(verb.right)]
@@ -108,7 +108,7 @@ async def download(visit: Visit) -> Response:
     part = visit.choice("part", ("payload", "output", "step"), "payload")
     value: Any
     if visit.path.endswith("/export"):
-        part, value = "run", to_json(await insights.export(run_id))
+        part, value = "run", await insights.export(run_id)
     elif part == "step":
         value = (await insights.step(run_id, visit.query.get("key", ""))).value
     else:

@@ -1,9 +1,10 @@
-"""JSON as it is shown: cut after some characters, and with invisible characters made visible."""
+"""JSON as it is shown: as nodes, cut after some characters."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+from perdure.insights.beginning import total_of
 
 MAX_SHOWN = 4096
 """How many characters of a value are shown; the rest can be downloaded."""
@@ -11,15 +12,6 @@ MAX_SHOWN = 4096
 _MAX_LINE = 72
 _MAX_DEPTH = 40
 _KINDS: dict[type, str] = {str: "string", int: "number", float: "number", bool: "word"}
-# Control characters, and those that change the direction or the look of what follows.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-)
-
-
-def visible(text: str) -> str:
-    """Return a string whose invisible characters are written as escapes."""
-    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class Node(NamedTuple):
@@ -42,26 +34,29 @@ class Outline:
         self.root = self._node(value)
 
     def _node(self, value: Any, key: str = "", depth: int = 0) -> Node:
-        if not isinstance(value, dict | list) or not value:
+        if not isinstance(value, dict | list) or not total_of(value):
             # A string of megabytes is not encoded as a whole.
             part = value[: MAX_SHOWN + 1] if isinstance(value, str) else value
             kind = "word" if value is None else _KINDS.get(type(value), "empty")
             return Node(kind, key, self._cut(part))
         if depth >= _MAX_DEPTH or self._left <= 0:
-            return self._ellipsis(len(value), key)
+            return self._ellipsis(total_of(value), key)
         kind, left = "object" if isinstance(value, dict) else "list", self._left
         members = tuple(self._members(value, depth + 1))
         is_flat = not any(each.members or each.kind == "cut" for each in members)
         is_short = is_flat and left - self._left <= _MAX_LINE
-        return Node(kind, key, "", members, len(value), is_short)
+        return Node(kind, key, "", members, total_of(value), is_short)
 
     def _members(self, value: Any, depth: int) -> Iterator[Node]:
         pairs = value.items() if isinstance(value, dict) else ((None, each) for each in value)
-        for index, (key, member) in enumerate(pairs):
+        left_out = total_of(value)
+        for key, member in pairs:
             if self._left <= 0:
-                yield self._ellipsis(len(value) - index)
-                return
+                break
+            left_out -= 1
             yield self._node(member, "" if key is None else self._cut(key), depth)
+        if left_out:
+            yield self._ellipsis(left_out)
 
     def _cut(self, value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)

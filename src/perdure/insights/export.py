@@ -11,7 +11,6 @@ from perdure.errors import InvalidArgument
 from perdure.insights.model import Bundle, BundleMessage, Json
 from perdure.insights.redaction import Path, Redact
 from perdure.insights.run import read_json
-from perdure.insights.serialization import to_json
 from perdure.insights.state import RunState
 from perdure.insights.steps import step_path
 from perdure.store import Message
@@ -57,8 +56,8 @@ def read_bundle(data: Json) -> Bundle:
 
 def checksum_of(bundle: Bundle) -> str:
     """Return the SHA-256 of a bundle without its checksum, whatever the order of its keys."""
-    fields = to_json(replace(bundle, checksum=""))
-    return hashlib.sha256(msgspec.json.encode(fields, order="deterministic")).hexdigest()
+    data = msgspec.json.encode(replace(bundle, checksum=""), order="sorted")
+    return hashlib.sha256(data).hexdigest()
 
 
 def redacted_snapshot(snapshot: Any, redact: Redact) -> Any:

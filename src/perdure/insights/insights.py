@@ -146,13 +146,16 @@ class Insights:
         summaries = await self._store.summaries([check_id(each, "run_ids") for each in run_ids])
         return {run.id: run.revision for run in summaries if run is not None}
 
-    async def run(self, run_id: str) -> RunFacts:
-        """Return everything about a run except its steps, or raise `RunNotFound`."""
+    async def run(self, run_id: str, *, whole: bool = True) -> RunFacts:
+        """Return everything about a run except its steps, or raise `RunNotFound`.
+
+        Unless it is `whole`, large values may lack their last members.
+        """
         state, children = await asyncio.gather(
             self._state(run_id), read_children(self._store, run_id, self._redact)
         )
         parent = await read_parent(self._store, state.snapshot.get("metadata") or {})
-        return run_facts(state, parent, children)
+        return run_facts(state, parent, children, whole=whole)
 
     async def why(self, run_id: str) -> Why:
         """Return why a run is where it is, in one or two sentences."""
@@ -163,9 +166,9 @@ class Insights:
         check_int(limit, "limit")
         return steps_page(await self._snapshot(run_id), self._redact, after, limit)
 
-    async def step(self, run_id: str, key: str) -> StepDetail:
-        """Return one record of a run in full."""
-        return step_detail(await self._snapshot(run_id), key, self._redact)
+    async def step(self, run_id: str, key: str, *, whole: bool = True) -> StepDetail:
+        """Return one record of a run; unless it is `whole`, a large value may lack its end."""
+        return step_detail(await self._snapshot(run_id), key, self._redact, whole=whole)
 
     async def watch(self, run_id: str) -> AsyncGenerator[RunFacts, None]:
         """Yield a run now and after each change, until it is over."""
@@ -192,12 +195,13 @@ class Insights:
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""
         state, inbox = await asyncio.gather(self._state(run_id), self._inbox(run_id))
-        return export.bundle_of(state, inbox)
+        # Redacting a large run takes seconds, in which this process must do other work.
+        return await asyncio.to_thread(export.bundle_of, state, inbox)
 
     async def compare(self, left: str, right: str) -> Comparison:
         """Return how the payloads and the records of two runs differ."""
         states = await asyncio.gather(self._state(left), self._state(right))
-        return compare.compare(*states)
+        return await asyncio.to_thread(compare.compare, *states)
 
     async def errors(self, window: Duration = "24h") -> ErrorGroups:
         """Return the failed runs of a time window in groups, based on at most the newest 2,000."""

@@ -36,6 +36,8 @@ Path: TypeAlias = tuple[str, ...]
 """Where a value is: `("payload", "customer", "email")`, `("steps", "charge", "card")`."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
+_NOT_LATIN = "[^a-z]*"
+_NOTHING = "(?!)"
 # Both begin with literal characters, so that a long string without spaces takes linear time.
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]*@")
 _CREDENTIALS = re.compile(r"\b(bearer|basic)\s+(?=\S*\d)[\w.~+/=-]{6,}", re.IGNORECASE)
@@ -63,22 +65,25 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
         """Return whether the value at a path is hidden."""
         if not path:
             return False
-        if self._hides_name(path[-1], isinstance(value, int | float)):
+        name = path[-1]
+        # Large values have many different keys and positions, of which this excludes almost all.
+        if self._candidates.search(name.lower()) and self._hides_name(name, value):
             return True
-        if any(_matches(pattern, path) for pattern in self._patterns):
+        if self._patterns and any(_matches(pattern, path) for pattern in self._patterns):
             return True
         return self.function is not None and bool(self.function(path, value))
 
     def value(self, value: Json, path: Path) -> Json:
         """Return JSON with hidden values replaced."""
-        if self.is_off:
-            return value
+        return value if self.is_off else self._redacted(value, path)
+
+    def _redacted(self, value: Json, path: Path) -> Json:
         if self.hides(path, value):
             return MASK
         if isinstance(value, str):
             return self.url(value)
         if isinstance(value, list):
-            return [self.value(item, (*path, str(n))) for n, item in enumerate(value)]
+            return [self._redacted(item, (*path, str(n))) for n, item in enumerate(value)]
         if isinstance(value, dict):
             return self._object(value, path)
         return value
@@ -105,20 +110,27 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
         if len(value) == 1 and isinstance(pairs := value.get("~map"), list):
             # A dict whose keys are not all strings is stored as pairs.
             return {"~map": [self._pair(pair, path) for pair in pairs]}
-        return {key: self.value(item, (*path, key)) for key, item in value.items()}
+        return {key: self._redacted(item, (*path, key)) for key, item in value.items()}
 
     def _pair(self, pair: Json, path: Path) -> Json:
         if not isinstance(pair, list) or len(pair) != 2:
-            return self.value(pair, path)
+            return self._redacted(pair, path)
         key, item = pair
-        return [self.value(key, path), self.value(item, (*path, str(key)))]
+        return [self._redacted(key, path), self._redacted(item, (*path, str(key)))]
 
-    def _hides_name(self, name: str, is_number: bool) -> bool:
-        return _has_name(self._names, name, is_number)
+    def _hides_name(self, name: str, value: Json) -> bool:
+        return _has_name(self._names, name, isinstance(value, int | float))
 
     @cached_property
     def _names(self) -> tuple[tuple[str, ...], ...]:
         return tuple(_words(name) for name in self.names)
+
+    @cached_property
+    def _candidates(self) -> re.Pattern[str]:
+        """Matches every key that `_has_name` matches, and some others."""
+        # `_words` drops separators, which may be anywhere in a key.
+        names = (_NOT_LATIN.join(map(re.escape, "".join(words))) for words in self._names)
+        return re.compile("|".join(names) if self.names else _NOTHING)
 
     @cached_property
     def _patterns(self) -> tuple[Path, ...]:

@@ -1,11 +1,13 @@
 """Everything about a run except its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from perdure.insights.acts import act_count_of, run_acts
+from perdure.insights.beginning import beginning
 from perdure.insights.failures import error_of
 from perdure.insights.family import fan_out, schedule_of
 from perdure.insights.model import (
@@ -17,7 +19,7 @@ from perdure.insights.model import (
     RunFacts,
     WaitFacts,
 )
-from perdure.insights.redaction import Redact
+from perdure.insights.redaction import Path, Redact
 from perdure.insights.rollback import rollback_facts
 from perdure.insights.rows import read_time
 from perdure.insights.state import INBOX, RunState
@@ -36,9 +38,12 @@ from perdure.store import Message
 from perdure.validation import RESERVED
 
 
-def run_facts(state: RunState, parent: Parent | None, children: Children) -> RunFacts:
-    """Return the facts about a run."""
+def run_facts(
+    state: RunState, parent: Parent | None, children: Children, *, whole: bool
+) -> RunFacts:
+    """Return the facts about a run, with its values or their beginnings."""
     snapshot, redact = state.snapshot, state.redact
+    read = redact.value if whole else partial(beginning, redact)
     execution: Mapping[str, Any] = snapshot["execution"]
     metadata = snapshot.get("metadata") or {}
     acts = run_acts(metadata, state.row.id, redact)
@@ -46,12 +51,12 @@ def run_facts(state: RunState, parent: Parent | None, children: Children) -> Run
     return RunFacts(
         run=state.row,
         why=why(state),
-        payload=redact.value(metadata.get("input"), ("payload",)),
-        output=redact.value(execution.get("output"), ("output",)),
+        payload=read(metadata.get("input"), ("payload",)),
+        output=read(execution.get("output"), ("output",)),
         error=error_of(execution.get("error"), redact, ("output",)),
         error_steps=tuple(execution.get("failed") or ()),
         waits=_waits(snapshot, redact),
-        inbox=tuple(_message(each, redact) for each in _messages(state)),
+        inbox=tuple(_message(each, read) for each in _messages(state)),
         inbox_has_more=len(state.inbox) > INBOX,
         in_flight=state.in_flight,
         acts=acts,
@@ -102,8 +107,8 @@ def _messages(state: RunState) -> list[Message]:
     return [each for each in state.inbox[:INBOX] if not each.name.startswith("~")]
 
 
-def _message(message: Message, redact: Redact) -> MessageFacts:
-    payload = redact.value(read_json(message.payload), ("inbox", message.name))
+def _message(message: Message, read: Callable[[Json, Path], Json]) -> MessageFacts:
+    payload = read(read_json(message.payload), ("inbox", message.name))
     return MessageFacts(message.id, message.name, message.sent_at, payload)
 
 

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from statistics import median_low
 from typing import Any
 
 import msgspec
 
 from perdure.errors import InvalidArgument
+from perdure.insights.beginning import beginning
 from perdure.insights.failures import error_of, first_line
 from perdure.insights.model import StepDetail, StepGroup, StepRow, StepsPage
 from perdure.insights.preview import preview
@@ -34,20 +36,21 @@ def steps_page(
     return StepsPage(rows, len(keys), None if is_last or not page else page[-1])
 
 
-def step_detail(snapshot: Snapshot, key: str, redact: Redact) -> StepDetail:
-    """Return one record in full."""
+def step_detail(snapshot: Snapshot, key: str, redact: Redact, *, whole: bool) -> StepDetail:
+    """Return one record, with its value or the beginning of it."""
     keys = list(snapshot["steps"])
     position = _position(keys, key)
     record: Mapping[str, Any] = snapshot["steps"][key]
     path = step_path(key, record)
+    read = redact.value if whole else partial(beginning, redact)
     return StepDetail(
         step=step_row(key, record, redact),
-        value=redact.value(_value(record), path) if record["ok"] else None,
+        value=read(_value(record), path) if record["ok"] else None,
         error=error_of(record, redact, path),
         event=_event(record),
         position=position + 1,
         later=len(keys) - position - 1,
-        arguments=redact.value(record.get("arguments"), (*path, "arguments")),
+        arguments=read(record.get("arguments"), (*path, "arguments")),
     )
 
 

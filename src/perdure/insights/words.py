@@ -1,5 +1,6 @@
 """Format times, durations and names for sentences."""
 
+import re
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from perdure.insights.model import Tally
@@ -8,6 +9,10 @@ _MILLISECOND, _SECOND, _MINUTE = (timedelta(milliseconds=n) for n in (1, 1000, 6
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
 _UNITS = ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min"), (_SECOND, "s"))
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# Control characters, and those that change the direction or the look of what follows.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 
 
 def duration_words(duration: timedelta) -> str:
@@ -99,3 +104,8 @@ def tally_words(tally: Tally | None) -> str:
 def list_words(words: list[str]) -> str:
     """Return words joined as in "a, b and c"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def visible(text: str) -> str:
+    """Return a string whose invisible characters are written as escapes."""
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,7 +1,9 @@
 """What the pages show."""
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
+from threading import get_ident
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +11,7 @@ import msgspec
 import pytest
 
 from perdure import Runtime, Step, workflow
-from perdure.insights import Insights
+from perdure.insights import Insights, Redact
 from perdure.operations import Operations
 from perdure.snapshot import RunStatus
 from perdure.stores import MemoryStore
@@ -167,6 +169,35 @@ async def test_a_whole_value_can_be_downloaded() -> None:
     value = await visitor.get("/runs/order-1/value?part=payload")
     assert value.json() == {"note": "x" * 10_000}
     assert "attachment" in value.headers["content-disposition"]
+
+
+async def test_of_a_large_value_only_the_beginning_is_read() -> None:
+    """Redacting all of it takes seconds, in which an app that mounts the dashboard would stand."""
+    store, rows = MemoryStore(), [{"id": n, "token": "t"} for n in range(200_000)]
+    await failed_run(store, rows=rows)
+    visitor = Visitor(dashboard(store))
+    await visitor.get("/runs/order-1")
+    began = time.process_time()
+    page = await visitor.get("/runs/order-1")
+    assert time.process_time() - began < 0.25
+    assert "… 199," in text_of(page)
+    value = (await visitor.get("/runs/order-1/value?part=payload")).json()
+    assert value["rows"] == [{"id": n, "token": "•••"} for n in range(200_000)]
+
+
+@pytest.mark.parametrize("path", ["/runs/order-1/export", "/compare?a=order-1&b=order-1"])
+async def test_a_whole_run_is_redacted_outside_of_the_event_loop(path: str) -> None:
+    threads: set[int] = set()
+
+    def hides(path: tuple[str, ...], value: Any) -> bool:
+        threads.add(get_ident())
+        return False
+
+    store, redact = MemoryStore(), Redact(function=hides)
+    await failed_run(store, rows=[1, 2])
+    assert (await Visitor(dashboard(store, redact=redact)).get(path)).status_code == 200
+    assert threads
+    assert get_ident() not in threads
 
 
 async def test_a_page_that_has_not_changed_is_not_sent_again() -> None:

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.dashboard.rendering import environment
-from perdure.dashboard.values import MAX_SHOWN, Outline, visible
+from perdure.dashboard.values import MAX_SHOWN, Outline
+from perdure.insights.beginning import beginning
+from perdure.insights.redaction import DEFAULT_REDACTION
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -59,6 +61,14 @@ def test_a_deep_value_is_cut() -> None:
     assert "more" in fold(value)
 
 
-def test_invisible_characters_are_shown() -> None:
-    assert visible("a\u202eb\x1b[31m") == "a\\u202eb\\u001b[31m"
-    assert visible("line\n\ttab ü 🎉") == "line\n\ttab ü 🎉"
+def test_the_beginning_of_a_value_says_how_much_is_left_out() -> None:
+    rows = [{"id": n, "token": "x"} for n in range(100_000)]
+    outline = Outline(beginning(DEFAULT_REDACTION, rows, ("payload",)))
+    assert outline.is_cut
+    assert (outline.root.size, outline.root.members[-1].kind) == (100_000, "cut")
+    assert Outline(beginning(DEFAULT_REDACTION, rows[:2], ("payload",))).is_cut is False
+
+
+def test_a_list_that_was_left_out_is_not_shown_as_empty() -> None:
+    value: Any = [[[[[1]]]]] * 3000
+    assert "[]" not in fold(beginning(DEFAULT_REDACTION, value, ("payload",)))

@@ -1,7 +1,12 @@
 """Redaction by name, path and function, in values and in texts."""
 
-import pytest
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.insights.beginning import MEMBERS, beginning, total_of
 from perdure.insights.redaction import MASK, NOTHING_REDACTED, Redact, lookup
 
 KEYS = "password PASSWORD db_password accessToken access-token accesstoken apikey API_KEY"
@@ -85,3 +90,42 @@ def test_what_is_hidden_cannot_be_looked_up() -> None:
     assert lookup(payload, ["items", "0", "sku"], Redact()) == "x"
     with pytest.raises(LookupError):
         lookup(payload, ["auth", "password", "a"], Redact())
+
+
+keys = st.sampled_from(
+    ["pass", "word", "api", "key", "To", "ken", "_", "-", "1", "é", "s", "Kſ", "\u0663"]
+)
+
+
+@given(st.lists(keys, max_size=6).map("".join))
+def test_excluding_most_keys_quickly_excludes_no_secret(key: str) -> None:
+    redact = Redact()
+    assert redact.hides((key,)) == redact._hides_name(key, None)
+
+
+values = st.recursive(
+    st.none() | st.integers() | st.sampled_from(["x", "redis://a:b@c"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["a", "token", "~map"]), inner),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_the_beginning_of_a_small_value_is_all_of_it(value: Any) -> None:
+    assert beginning(Redact(), value, ("payload",)) == Redact().value(value, ("payload",))
+
+
+def test_the_beginning_of_a_large_value_is_redacted_and_short() -> None:
+    rows: list[Any] = [{"id": n, "token": "secret"} for n in range(100_000)]
+    first: Any = beginning(Redact(), {"rows": rows, "last": 1}, ("payload",))
+    assert (total_of(first), total_of(first["rows"])) == (2, 100_000)
+    assert len(first["rows"]) <= MEMBERS
+    assert first["rows"][0] == {"id": 0, "token": MASK}
+    assert "secret" not in str(first)
+
+
+def test_the_beginning_of_pairs_is_redacted() -> None:
+    pairs = [[n, {"token": "secret"}] for n in range(100_000)]
+    first: Any = beginning(Redact(), {"~map": pairs}, ("payload",))
+    assert len(first["~map"]) <= MEMBERS
+    assert "secret" not in str(first)

@@ -1,4 +1,4 @@
-"""Times, durations and numbers."""
+"""Times, durations, numbers and strings."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.insights import Tally
-from perdure.insights.words import age, duration, size, tally_words, time_of_day
+from perdure.insights.words import age, duration, size, tally_words, time_of_day, visible
 
 NOW = datetime(2026, 11, 3, 14, 0, tzinfo=UTC)
 
@@ -68,3 +68,8 @@ def test_a_capped_count_says_that_there_are_more() -> None:
 )
 def test_a_size_has_one_unit(count: int, words: str) -> None:
     assert size(count) == words
+
+
+def test_invisible_characters_are_shown() -> None:
+    assert visible("a\u202eb\u061c\x1b[31m") == "a\\u202eb\\u061c\\u001b[31m"
+    assert visible("line\n\ttab ü 🎉") == "line\n\ttab ü 🎉"

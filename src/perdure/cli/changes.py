@@ -15,7 +15,7 @@ from msgspec import convert
 
 from perdure.cli.connections import operations
 from perdure.cli.context import Command, Settings, command, message, option
-from perdure.cli.failures import REFUSED, USAGE, Failure, exit_code
+from perdure.cli.failures import REFUSED, USAGE, Failure, exit_code, explain
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output, progress
 from perdure.cli.payloads import parse_options, parse_payload, parse_rate
@@ -194,7 +194,7 @@ async def _change_each(
             if is_single or isinstance(error, StoreError):
                 raise
             code = code or exit_code(error)
-            click.echo(printable(f"{run_id}: {error}"), err=True)
+            click.echo(printable(f"{run_id}: {explain(error)}"), err=True)
         else:
             outcomes.append(outcome)
             if output.format != "json":
@@ -266,7 +266,7 @@ def _confirm(change: Change, count: int, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise Failure(f"{question} Pass --yes to do it, or --dry-run to see them", USAGE)
     if not click.confirm(question, err=True):
-        raise click.Abort
+        raise Failure("nothing was changed")
 
 
 async def follow(settings: Settings, steps: AsyncGenerator[BulkProgress, None], done: str) -> None:

@@ -14,6 +14,7 @@ from perdure.errors import (
     UnknownWorkflow,
     VersionMismatch,
 )
+from perdure.operations.verbs import VERBS
 
 FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 5, 124, 130
 
@@ -45,6 +46,9 @@ def explain(error: Exception) -> str:
     """Return what to print for an error: its message, in terms of commands."""
     if isinstance(error, RunNotFound):
         return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
+    if isinstance(error, Refused) and error.verb in VERBS:
+        command = VERBS[error.verb].command
+        return f"{command} was refused for run {error.run_id!r}: {error.reason}"
     if isinstance(error, RunConflict):
         return f"run {error.run_id!r} already exists; choose another --id"
     return str(error)

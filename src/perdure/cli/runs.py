@@ -1,5 +1,6 @@
 """Commands that read: lists of runs, errors, the agenda, and single answers."""
 
+import json
 from collections.abc import Iterator
 from shlex import quote
 
@@ -15,13 +16,15 @@ from perdure.insights.model import (
     Comparison,
     Difference,
     ErrorGroup,
+    Json,
     RunRow,
     RunsPage,
 )
 from perdure.insights.words import count_words
-from perdure.presence import worker_id
 
 PAGE = 50
+SCHEDULES = "~schedule:"
+"""What the ids of the runs of schedules begin with."""
 
 LIMIT = option("-n", "--limit", type=click.IntRange(1, 1000), default=PAGE, show_default=True)
 AFTER = option("--after", metavar="CURSOR", help="Continue after the page with this cursor.")
@@ -32,11 +35,11 @@ def _detail(output: Output, run: RunRow) -> str:
     if run.error or run.reason:
         return run.error or run.reason
     if run.status == "running":
-        return f"on {worker_id(run.owner)}" if run.owner else ""
+        return f"on {run.worker}" if run.worker else ""
     if run.questions:
         return "asks: " + " ".join(run.questions)
-    if run.awaits:
-        return "for " + ", ".join(run.awaits)
+    if run.waits_for:
+        return f"for {run.waits_for}"
     return f"wakes {output.time(run.wake_at)}" if run.wake_at and run.status == "suspended" else ""
 
 
@@ -134,8 +137,10 @@ def _agenda_lines(output: Output, agenda: Agenda) -> Iterator[str]:
     if not agenda.next and not agenda.events:
         yield "Nothing is scheduled."
     for run in agenda.next:
-        name = printable(f"{run.id}  {run.workflow or ''}")
-        yield f"{output.time(run.wake_at):<22}  {name}"
+        name = f"{run.id}  {run.workflow or ''}"
+        if run.id.startswith(SCHEDULES):
+            name = f"schedule {run.id.removeprefix(SCHEDULES)}"
+        yield f"{output.time(run.wake_at):<22}  {printable(name)}"
     for event in agenda.events:
         since = output.time(event.oldest_at)
         name = printable(event.event)
@@ -165,11 +170,15 @@ def _comparison_lines(answer: Comparison) -> Iterator[str]:
 def _difference(difference: Difference) -> str:
     match difference.kind:
         case "only_left":
-            return f"- {difference.where}: {difference.left!r}"
+            return f"- {difference.where}: {_json(difference.left)}"
         case "only_right":
-            return f"+ {difference.where}: {difference.right!r}"
+            return f"+ {difference.where}: {_json(difference.right)}"
         case "changed":
-            return f"~ {difference.where}: {difference.left!r} → {difference.right!r}"
+            return f"~ {difference.where}: {_json(difference.left)} → {_json(difference.right)}"
+
+
+def _json(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 @command

@@ -17,7 +17,7 @@ from perdure.cli.terminal import keys, within
 from perdure.clock import parse_duration
 from perdure.engine.tasks import detached
 from perdure.insights import Insights
-from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally
+from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally, WorkerRow
 from perdure.insights.words import count_words, duration, tally_words
 from perdure.snapshot import is_over
 from perdure.snapshot.labels import label_of
@@ -110,8 +110,7 @@ async def _top_lines(settings: Settings, ask: Insights) -> list[str]:
     output = Output(settings)
     lines = [*overview_lines(answer, url), ""]
     for worker in answer.workers:
-        slots = f"{worker.running:,} of {worker.slots:,} slots"
-        lines.append(printable(f"{worker.id}   {worker.state}   {slots}"))
+        lines.append(printable(f"{worker.id}   {_worker_text(output, worker)}"))
         for flight in worker.in_flight:
             since = duration(output.now - flight.since)
             lines.append(printable(f"  {flight.run_id}   {label_of(flight.key)}   {since}"))
@@ -121,6 +120,12 @@ async def _top_lines(settings: Settings, ask: Insights) -> list[str]:
         for run in answer.failures
     ]
     return lines
+
+
+def _worker_text(output: Output, worker: WorkerRow) -> str:
+    if worker.state == "lost":
+        return f"lost   last seen {output.time(worker.seen_at)}"
+    return f"{worker.state}   {worker.running:,} of {worker.slots:,} slots"
 
 
 @command

@@ -140,7 +140,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/workflows", _page("workflows")),
     Route("/workflows/{workflow}", _page("workflow")),
     _verb("/workflows/{name}/start", "start", actions.confirm),
-    Route("/queues", _page("queues", "queues", "limits")),
+    Route("/queues", _page("queues", "queues", "limits", "history")),
     Route("/queues/{queue}", _page("queue")),
     Route("/schedules", _page("schedules")),
     Route("/schedules/{schedule}", _page("schedule")),

@@ -14,6 +14,7 @@ from perdure.presence import Switches, WorkerPresence
 from perdure.store import RunSummary
 
 _MOST_EVENTS = 5
+_MOST_WORKERS = 3
 
 
 def without_worker(
@@ -58,10 +59,12 @@ def paused(runs: Tally | None, switches: Switches) -> Iterable[Attention]:
 
 def lost_workers(workers: Iterable[WorkerRow]) -> Iterable[Attention]:
     """Yield the workers that disappeared."""
-    for worker in workers:
-        if worker.state == "lost":
-            text = f"Worker {worker.id} disappeared without stopping"
-            yield Attention(text, _query(Term("owner", (worker.id,))))
+    ids = [worker.id for worker in workers if worker.state == "lost"]
+    if len(ids) > _MOST_WORKERS:
+        yield Attention(f"{len(ids):,} workers disappeared without stopping", "")
+        return
+    for id in ids:
+        yield Attention(f"Worker {id} disappeared without stopping", _query(Term("owner", (id,))))
 
 
 def _runs(

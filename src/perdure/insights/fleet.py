@@ -39,6 +39,7 @@ COUNTED = 1_000
 EXAMINED = 1000
 """The maximum number of live runs of a workflow that are examined."""
 
+_HOUR = timedelta(hours=1)
 MEASURED = timedelta(days=1)
 """The window for durations of runs and steps."""
 
@@ -127,6 +128,7 @@ async def _rows(
             steps=_steps(throughput, name),
             definitions=_definitions(definitions, name),
             kept_for=spans.get(name, {}),
+            by_hour=_by_hour(throughput, name, now),
         )
         for name in sorted(names)
     )
@@ -177,6 +179,17 @@ def _facts_of(definition: DefinitionDocument) -> DefinitionFacts:
 def _durations(throughput: Iterable[Throughput], name: str) -> Percentiles | None:
     durations = [each.workflows[name].durations for each in throughput if name in each.workflows]
     return percentiles(durations) if durations else None
+
+
+def _by_hour(throughput: Iterable[Throughput], name: str, now: datetime) -> tuple[int, ...]:
+    """Return how many runs ended in each hour, the current one last."""
+    counts = [0] * (MEASURED // _HOUR)
+    for each in throughput:
+        ago = (now - each.hour) // _HOUR
+        if name in each.workflows and 0 <= ago < len(counts):
+            ended = each.workflows[name]
+            counts[-1 - ago] += ended.completed + ended.failed + ended.cancelled
+    return tuple(counts)
 
 
 def _steps(throughput: Iterable[Throughput], name: str) -> dict[str, Percentiles]:

@@ -131,7 +131,10 @@ class Insights:
         has_owner = any(term.field == "owner" for term in query.terms)
         owners = await self._owners() if has_owner else {}
         search = Search(self._store, query, self._redact, self._clock, owners)
-        return await search.page(limit, after)
+        page = await search.page(limit, after)
+        if page.runs or page.cursor or after is not None:
+            return page
+        return replace(page, without=await search.without(limit))
 
     async def views(self) -> tuple[SavedView, ...]:
         """Return the saved views, by name."""

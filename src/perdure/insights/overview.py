@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from perdure.insights.attention import long_waits, lost_workers, paused, without_worker
 from perdure.insights.due import due_runs, oldest_due, rows_of
-from perdure.insights.model import Overview, Tally, WorkerRow
+from perdure.insights.model import Lag, Overview, RunRow, Tally, WorkerRow
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
 from perdure.presence import Switches, WorkerPresence
@@ -60,7 +60,18 @@ async def overview(
         failures=tuple(row_of(run, redact) for run in failures.runs),
         attention=tuple(attention),
         due_capped=len(due) == DUE,
+        lags=_lags(rows),
     )
+
+
+def _lags(due: Iterable[RunRow]) -> dict[str, Lag]:
+    lags: dict[str, Lag] = {}
+    for row in due:
+        # A run with a priority has a wake time before its creation.
+        at = max(filter(None, (row.wake_at, row.created_at)), default=row.updated_at)
+        lag = lags.get(row.workflow or "", Lag(0, at))
+        lags[row.workflow or ""] = Lag(lag.due + 1, min(lag.oldest, at))
+    return lags
 
 
 def tally(counts: Iterable[Count]) -> dict[str, Tally]:

@@ -128,7 +128,7 @@ class Redact(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _candidates(self) -> re.Pattern[str]:
         """Matches every key that `_has_name` matches, and some others."""
-        # `_words` drops what is between letters, and letters of other scripts are words.
+        # `_words` drops separators, which may be anywhere in a key.
         names = (_NOT_LATIN.join(map(re.escape, "".join(words))) for words in self._names)
         return re.compile("|".join(names) if self.names else _NOTHING)
 

@@ -1,14 +1,21 @@
 """A run in a list, from its header."""
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from perdure.clock import parse_iso
+from perdure.engine.children import DONE
+from perdure.engine.map_runs import FULL
 from perdure.errors import InvalidArgument
 from perdure.insights.model import RunRow
 from perdure.insights.redaction import Redact
+from perdure.insights.words import list_words
+from perdure.presence import worker_id
 from perdure.snapshot import is_over, visible_tags
+from perdure.snapshot.asks import ANSWER, ASKS
 from perdure.snapshot.summary import Summary, read_summary
 from perdure.store import RunSummary
+from perdure.validation import RESERVED
 
 
 def row_of(run: RunSummary, redact: Redact) -> RunRow:
@@ -39,6 +46,8 @@ def row_of(run: RunSummary, redact: Redact) -> RunRow:
         size=summary.size,
         revision=run.revision,
         questions=_questions(run, summary, redact),
+        waits_for=_waits_for(run),
+        worker=worker_id(run.owner) if run.owner else "",
     )
 
 
@@ -47,6 +56,21 @@ def _questions(run: RunSummary, summary: Summary, redact: Redact) -> tuple[str, 
     if run.owner is not None or is_over(run.status):
         return ()
     return tuple(redact.text(ask.question) for ask in summary.asks)
+
+
+def _waits_for(run: RunSummary) -> str:
+    """Return the events that a run waits for, and what the engine's own events stand for."""
+    words = dict.fromkeys(_event_words(event, run.tags) for event in run.awaits)
+    return list_words([*filter(None, words)])
+
+
+def _event_words(event: str, tags: Iterable[str]) -> str:
+    if event.startswith(ANSWER):
+        is_approval = any(tag.startswith(f"{ASKS}=") for tag in tags)
+        return "an approval" if is_approval else "a callback"
+    if event.startswith((DONE, FULL)):
+        return "child runs"
+    return "" if event.startswith(RESERVED) else event
 
 
 def _ended_by(summary: Summary) -> str:

@@ -11,8 +11,8 @@ from datetime import datetime
 from perdure.clock import Clock
 from perdure.errors import PerdureError
 from perdure.insights.matching import matches_header, matches_payload
-from perdure.insights.model import RunRow, RunsPage
-from perdure.insights.query import ParsedQuery
+from perdure.insights.model import RunRow, RunsPage, Tally
+from perdure.insights.query import ParsedQuery, parse_query
 from perdure.insights.redaction import Redact
 from perdure.insights.rows import row_of
 from perdure.store import Page, RunSummary, SearchStore
@@ -21,6 +21,7 @@ EXAMINED = 20_000
 TIME = 0.7
 """The maximum duration of a search with filters, in seconds."""
 
+_COUNTED = 4
 BATCH = 500
 LOADS = 32
 """The maximum number of snapshots read at once."""
@@ -66,6 +67,18 @@ class Search:
                 return RunsPage(tuple(self._rows), None, self._examined)
             if self._examined >= EXAMINED or self._clock.monotonic() >= end:
                 return RunsPage(tuple(self._rows), self._cursor, self._examined, self._last)
+
+    async def without(self, limit: int) -> dict[str, Tally]:
+        """Return for each term how many runs match the others, where an index can tell."""
+        tallies: dict[str, Tally] = {}
+        for left_out in self._query.terms:
+            terms = [term for term in self._query.terms if term is not left_out]
+            fewer = parse_query(" ".join(map(str, terms)), self._clock.now())
+            if terms and not fewer.filters and len(tallies) < _COUNTED:
+                search = Search(self._store, fewer, self._redact, self._clock, {})
+                page = await search.page(limit, None)
+                tallies[str(left_out)] = Tally(len(page.runs), page.cursor is not None)
+        return tallies
 
     def _full_page(self, page: Page) -> RunsPage:
         rows = tuple(row_of(run, self._redact) for run in page.runs)

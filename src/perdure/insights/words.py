@@ -72,12 +72,13 @@ def date_and_time(at: datetime | None, zone: tzinfo = UTC) -> str:
 
 
 def time_of_day(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
-    """Return a time of today as "14:01:20 UTC", any other as "3 Nov 14:01 UTC"."""
+    """Return a time of today as "14:01:20 UTC" or "14:00 UTC", any other as "3 Nov 14:01 UTC"."""
     if at is None:
         return "–"
     local = at.astimezone(zone)
     if local.date() == now.astimezone(zone).date():
-        return f"{local:%H:%M:%S} {local.tzname()}"
+        is_whole = not local.second and not local.microsecond
+        return f"{local:{'%H:%M' if is_whole else '%H:%M:%S'}} {local.tzname()}"
     return f"{local.day} {local:%b %H:%M} {local.tzname()}"
 
 

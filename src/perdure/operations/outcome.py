@@ -53,9 +53,9 @@ _DONE = {
     "retry": "A worker will run the failed steps again.",
     "wake": "Woken. A worker will continue the run.",
     "signal": "Event {step!r} delivered.",
-    "complete_step": "Step {step!r} completed by hand.",
-    "skip_step": "Step {step!r} skipped: it returns None.",
-    "fail_step": "Step {step!r} failed by hand.",
+    "complete_step": "Step {step!r} completed by hand; {was}.",
+    "skip_step": "Step {step!r} skipped, it returns null; {was}.",
+    "fail_step": "Step {step!r} failed by hand; {was}.",
     "retry_step": "A worker will run step {step!r} again.",
     "rewind": "Rewound to {step!r}. A worker will continue the run there.",
     "edit_payload": "Payload replaced.",
@@ -63,6 +63,8 @@ _DONE = {
 
 _WAITING = {"signal", "complete_step", "skip_step", "fail_step", "retry_step", "rewind", "wake"}
 """The verbs after which a run continues unless it is paused."""
+
+_BY_HAND = {"complete_step", "skip_step", "fail_step"}
 
 
 def compare(run: RunEdit, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -80,21 +82,33 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
         request.verb,
         "done",
         run.written_status,
-        _sentence(request, run, len(kept_keys), dropped_keys),
+        _sentence(request, run, before, len(kept_keys), dropped_keys),
         len(kept_keys),
         dropped_keys,
     )
 
 
-def _sentence(request: Request, run: RunEdit, kept: int, dropped: tuple[str, ...]) -> str:
-    parts = [_DONE[request.verb].format(step=request.step)]
+def _sentence(
+    request: Request, run: RunEdit, before: tuple[str, ...], kept: int, dropped: tuple[str, ...]
+) -> str:
+    parts = [_DONE[request.verb].format(step=request.step, was=_was(request, run, before))]
     if run.history.rollback is not None and not is_over(run.written_status):
         parts = [_undoing(request, len(run.history.steps_to_undo()))]
     if dropped:
         parts.append(f"{records(kept)} kept, {len(dropped)} dropped.")
     if run.status == "paused" and request.verb in _WAITING:
         parts.append("The run is still paused.")
+    elif request.verb in _BY_HAND:
+        parts.append("A worker will continue the run.")
     return " ".join(parts)
+
+
+def _was(request: Request, run: RunEdit, before: tuple[str, ...]) -> str:
+    """Return what is replaced; a step without a record may be a typing error."""
+    if request.step not in before:
+        return "it had no record, so this is used when the run calls it"
+    old = (str(act["was"]) for act in run.acts if act.get("id") == request.id and "was" in act)
+    return f"it was {next(old, 'recorded before')}"
 
 
 def _undoing(request: Request, owed: int) -> str:

@@ -39,6 +39,12 @@ def test_a_refusal_is_code_5(perdure: Perdure) -> None:
     assert "it is completed" in perdure("cancel", "done", code=5).stderr
 
 
+def test_a_refusal_names_the_command(perdure: Perdure) -> None:
+    error = perdure("resume", "done", code=5).stderr
+    assert error == "perdure: resume was refused for run 'done': it is completed, not paused\n"
+    assert "asleep: resume was refused" in perdure("resume", "asleep", "done", code=5).stderr
+
+
 def test_pause_and_resume(perdure: Perdure) -> None:
     perdure("pause", "asleep")
     assert status(perdure, "asleep") == "paused"
@@ -53,9 +59,18 @@ def test_signal_takes_pairs(perdure: Perdure) -> None:
 
 
 def test_complete_step_takes_json(perdure: Perdure) -> None:
-    perdure("complete-step", "broken", "ship", '"parcel 8"', "--why", "ticket 4411")
+    result = perdure("complete-step", "broken", "ship", '"parcel 8"', "--why", "ticket 4411")
+    assert result.stdout == (
+        "broken: Step 'ship' completed by hand; it was CarrierDown: 503 from carrier. "
+        "A worker will continue the run.\n"
+    )
     step = json.loads(perdure("show", "broken", "--step", "ship", "-o", "json").stdout)
     assert (step["value"], step["step"]["by"]) == ("parcel 8", "ana")
+
+
+def test_completing_a_step_that_has_no_record_says_so(perdure: Perdure) -> None:
+    result = perdure("complete-step", "asleep", "shipp", "1", "--why", "a typing error")
+    assert "it had no record, so this is used when the run calls it" in result.stdout
 
 
 def test_a_string_without_quotes_is_explained(perdure: Perdure) -> None:

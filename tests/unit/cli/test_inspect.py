@@ -125,7 +125,7 @@ def test_the_agenda_has_wake_times_and_events(perdure: Perdure) -> None:
 
 def test_compare_shows_differences(perdure: Perdure) -> None:
     lines = perdure("compare", "done", "broken").stdout.splitlines()
-    assert lines[:2] == ["Input", "  + payload.carrier: 'down'"]
+    assert lines[:2] == ["Input", '  + payload.carrier: "down"']
 
 
 def test_a_run_equals_itself(perdure: Perdure) -> None:

@@ -55,7 +55,9 @@ def test_a_bulk_change_asks_first() -> None:
     with on_terminal("cancel", "--where", "status:queued") as cancel:
         cancel.expect(r"1 run matches\. Cancel it\? \[y/N\]")
         cancel.sendline("n")
-        cancel.expect(pexpect.EOF)
+        cancel.expect("nothing was changed")
+        cancel.wait()
+        assert cancel.exitstatus == 1
     assert "queued" in run("ls", "one").stdout
     with on_terminal("cancel", "--where", "status:queued") as cancel:
         cancel.expect(r"\[y/N\]")

@@ -8,7 +8,8 @@ from perdure import Cron, Runtime, Step, workflow
 from perdure.clock import SystemClock
 from perdure.insights import Insights
 from perdure.operations import Operations
-from perdure.presence import DeclaredLimit
+from perdure.presence import DeclaredLimit, Minute, Throughput
+from perdure.presence.documents import write_throughput
 from perdure.snapshot import RunStatus
 from perdure.stores import MemoryStore
 from perdure.urls import encode_id
@@ -177,3 +178,18 @@ async def test_without_queues_and_schedules_the_pages_say_how_to_declare_them() 
     visitor = Visitor(dashboard(MemoryStore()))
     assert "Declare one in the code" in text_of(await visitor.get("/queues"))
     assert "Declare one in the code" in text_of(await visitor.get("/schedules"))
+
+
+async def test_the_depth_of_queues_is_a_chart(store: MemoryStore) -> None:
+    now = SystemClock().now()
+    hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
+    depths = {"": 1, **{f"queue-{n}": 10 * n for n in range(1, 8)}}
+    minutes = (Minute(5, slots=1, depths=depths),)
+    last = Throughput(
+        worker="w", hour=hour, host="", pid=1, started_at=hour, seen_at=hour, minutes=minutes
+    )
+    await write_throughput(store, last)
+    page = await Visitor(dashboard(store)).get("/queues")
+    assert "70 due in queue-7" in page.text
+    assert "queue-7 queue-6 queue-5 queue-4 queue-3 others" in text_of(page)
+    assert ": 31 due in other queues" in page.text

@@ -3,6 +3,7 @@
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from random import Random
 from threading import get_ident
 from typing import Any
 from urllib.parse import quote
@@ -10,15 +11,19 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from perdure import Runtime, Step, workflow
+from perdure import Runtime, Step, SystemClock, workflow
+from perdure.durable.owners import new_owner
 from perdure.insights import Insights, Redact
 from perdure.operations import Operations
+from perdure.presence import worker_id
 from perdure.snapshot import RunStatus
+from perdure.store import LeaseRequest
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore
 from perdure.urls import encode_id
-from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
+from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, order, text_of, waiting_run
 from tests.unit.insights.runs import live_worker
+from tests.unit.insights.samples import new_snapshot_json
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>/../..\u202e{{7*7}}"
 
@@ -78,6 +83,40 @@ async def test_a_page_loads_a_large_run_once() -> None:
 async def test_a_list_without_runs_offers_to_search_for_more() -> None:
     page = await Visitor(dashboard(MemoryStore())).get("/runs?q=status:failed")
     assert "No runs match. Search without status:failed" in text_of(page)
+
+
+async def test_a_list_without_runs_says_how_many_fewer_terms_find() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    page = await Visitor(dashboard(store)).get("/runs?q=status:completed%20workflow:order")
+    assert "Without status:completed there is 1. Search without" in text_of(page)
+
+
+async def test_a_form_shows_the_whole_command_and_the_error_that_it_replaces() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    page = await Visitor(dashboard(store)).get("/runs/order-1/do/complete_step?step=ship")
+    assert "perdure complete-step order-1 ship VALUE --why REASON" in text_of(page)
+    assert "The step now has the error CarrierDown: 503 from carrier" in text_of(page)
+
+
+async def test_the_overview_shows_the_due_runs_of_a_workflow_and_their_lag() -> None:
+    store = MemoryStore()
+    await Runtime(store, workflows=[order]).trigger(order, {}, run_id="late", wait=False)
+    overview = (await Visitor(dashboard(store)).get("/?format=json")).json()["overview"]
+    assert overview["lags"]["order"]["due"] == 1
+    assert re.search(r"order 0 1 \d+ ms", text_of(await Visitor(dashboard(store)).get("/")))
+
+
+async def test_a_run_that_a_worker_executes_links_to_its_worker() -> None:
+    store, now = MemoryStore(), SystemClock().now()
+    owner, snapshot = new_owner(Random(1)), new_snapshot_json("order")
+    await store.acquire([LeaseRequest("r", owner, timedelta(minutes=1), snapshot, "order")])
+    await live_worker(store, now, worker_id(owner), owners=(owner,))
+    visitor = Visitor(dashboard(store))
+    assert owner not in (await visitor.get("/runs")).text
+    [link] = re.findall(r'href="(/workers/[^"]+)"', (await visitor.get("/runs/r")).text)
+    assert (await visitor.get(link)).status_code == 200
 
 
 async def test_a_list_of_an_empty_store_does_not_speak_of_a_search() -> None:

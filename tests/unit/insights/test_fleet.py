@@ -144,6 +144,7 @@ async def test_durations_of_several_workers_are_added(
     assert row.durations is not None
     assert (row.durations.count, row.durations.p50) == (4, timedelta(milliseconds=3))
     assert row.steps["ship"].count == 2
+    assert row.by_hour == (*[0] * 23, 4)
 
 
 async def test_queues_with_their_due_runs(

@@ -1,7 +1,7 @@
 """The store at a glance, failures in groups, and what comes next."""
 
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,7 +9,9 @@ import pytest
 from perdure import Runtime, Step, workflow
 from perdure.errors import InvalidArgument, InvalidDuration
 from perdure.insights import Insights, Tally, overview
+from perdure.insights.attention import lost_workers
 from perdure.insights.grouping import normalize
+from perdure.insights.model import WorkerRow
 from perdure.presence import WorkflowSwitch, set_switch
 from perdure.store import NewRun, Rest
 from perdure.stores import MemoryStore
@@ -191,3 +193,11 @@ async def test_windows_must_be_positive(store: StoreShell[Any]) -> None:
         await insights.errors(0)
     with pytest.raises(InvalidArgument, match="hours"):
         await insights.agenda(0)
+
+
+def test_many_lost_workers_are_one_sentence() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    workers = [WorkerRow(f"w-{n}", "lost", "", 0, now, now) for n in range(5)]
+    [attention] = lost_workers(workers)
+    assert attention.text == "5 workers disappeared without stopping"
+    assert len([*lost_workers(workers[:3])]) == 3

@@ -10,7 +10,7 @@ import pytest
 from perdure import Runtime, Step, workflow
 from perdure.durable.owners import new_owner
 from perdure.errors import InvalidArgument, MissingAbility
-from perdure.insights import search
+from perdure.insights import Tally, search
 from perdure.insights.insights import Insights
 from perdure.insights.redaction import MASK, NOTHING_REDACTED
 from perdure.presence import worker_id
@@ -189,3 +189,42 @@ async def test_bad_arguments_are_refused() -> None:
         await insights.runs(limit=0)
     with pytest.raises(InvalidArgument, match="redact"):
         Insights(MemoryStore(), redact=None)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@workflow("parent")
+async def parent(step: Step, payload: dict[str, Any]) -> None:
+    if payload.get("asks"):
+        await step.approval("ship", "Ship it?", to="ops")
+    elif payload.get("calls back"):
+        await step.callback("signed")
+    elif payload.get("calls"):
+        await step.call("pay", order, {})
+    else:
+        await step.wait_for_event("first", "approved")
+
+
+@pytest.mark.parametrize(
+    ("payload", "waits_for"),
+    [
+        ({"asks": True}, "an approval"),
+        ({"calls back": True}, "a callback"),
+        ({"calls": True}, "child runs"),
+        ({}, "approved"),
+    ],
+)
+async def test_a_row_says_what_its_run_waits_for(payload: dict[str, Any], waits_for: str) -> None:
+    store = MemoryStore()
+    await Runtime(store, workflows=[order, parent]).trigger(parent, payload, run_id="r")
+    [row] = (await Insights(store).runs("workflow:parent")).runs
+    assert row.waits_for == waits_for
+
+
+async def test_an_empty_page_says_what_fewer_terms_would_find() -> None:
+    store = MemoryStore()
+    await fill(store, {"a-1": {}, "a-2": {}})
+    insights = Insights(store)
+    page = await insights.runs("status:failed workflow:order error:Other")
+    assert page.without == {"error:Other": Tally(0)}, "a search without it needs no scan"
+    page = await insights.runs("status:failed a-", limit=1)
+    assert page.without == {"status:failed": Tally(1, capped=True), "a-": Tally(0)}
+    assert (await insights.runs("a-")).without == {}

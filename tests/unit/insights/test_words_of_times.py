@@ -49,12 +49,13 @@ def test_an_age_is_past_or_future(seconds: int, words: str) -> None:
 
 
 def test_a_time_of_another_day_has_a_date() -> None:
-    assert time_of_day(NOW, NOW) == "14:00:00 UTC"
+    assert time_of_day(NOW, NOW) == "14:00 UTC"
+    assert time_of_day(NOW + timedelta(seconds=7), NOW) == "14:00:07 UTC"
     assert time_of_day(NOW - timedelta(days=1), NOW) == "2 Nov 14:00 UTC"
 
 
 def test_a_time_is_shown_in_the_zone_of_the_reader() -> None:
-    assert time_of_day(NOW, NOW, ZoneInfo("Europe/Berlin")) == "15:00:00 CET"
+    assert time_of_day(NOW, NOW, ZoneInfo("Europe/Berlin")) == "15:00 CET"
 
 
 def test_a_capped_count_says_that_there_are_more() -> None:

@@ -70,10 +70,17 @@ class Attention(msgspec.Struct, frozen=True):
     run_id: str = ""
 
 
+class Lag(msgspec.Struct, frozen=True):
+    """How many runs are due, and since when the first of them is."""
+
+    due: int
+    oldest: datetime
+
+
 class Overview(msgspec.Struct, frozen=True):
     """The store at a glance. `last_day` counts runs that ended in the last 24 hours.
 
-    If `due_capped`, more runs than `due` may be due.
+    If `due_capped`, more runs than `due` may be due. `lags` are the due runs by workflow.
     """
 
     now: datetime
@@ -85,6 +92,7 @@ class Overview(msgspec.Struct, frozen=True):
     failures: tuple[RunRow, ...]
     attention: tuple[Attention, ...]
     due_capped: bool = False
+    lags: dict[str, Lag] = {}
 
 
 class Finding(msgspec.Struct, frozen=True):

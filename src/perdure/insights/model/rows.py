@@ -13,7 +13,9 @@ class RunRow(msgspec.Struct, frozen=True):
     `wake_at` is when the run is due; `lease_expires_at` is set instead while it has an owner.
     `ended_at` is set when it is over. `error` is the first line of the error that ended it,
     `ended_by` the step that raised it, and `reason` why it is paused. `size` is the size of its
-    snapshot in bytes. `questions` are those of its open approvals; long ones are shortened.
+    snapshot in bytes. `worker` is the id of the worker that `owner` belongs to. `questions` are
+    those of its open approvals; long ones are shortened. `waits_for` says what it waits for, also
+    where `awaits` has no name for it.
     """
 
     id: str
@@ -39,6 +41,8 @@ class RunRow(msgspec.Struct, frozen=True):
     revision: str = ""
     ended_by: str = ""
     questions: tuple[str, ...] = ()
+    waits_for: str = ""
+    worker: str = ""
 
 
 class RunsPage(msgspec.Struct, frozen=True):
@@ -46,12 +50,14 @@ class RunsPage(msgspec.Struct, frozen=True):
 
     `cursor` continues the list; `None` means that this is the end. If the search stopped early,
     `searched_until` is the time back to which runs were examined, and `examined` is how many.
+    If no run matches, `without` says for each term how many runs would match without it.
     """
 
     runs: tuple[RunRow, ...]
     cursor: str | None = None
     examined: int = 0
     searched_until: datetime | None = None
+    without: dict[str, "Tally"] = {}
 
 
 class Tally(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ class WorkflowRow(msgspec.Struct, frozen=True):
     `versions` counts the live runs by version, within a bounded search; `versions_capped` means
     that there are more. `by_version` also counts them by status, and is set only if a single
     workflow is requested. `kept_for` is how long finished runs are kept, by status; runs with other
-    statuses are kept forever.
+    statuses are kept forever. `by_hour` counts the runs that ended in each of the last 24 hours.
     """
 
     name: str
@@ -47,6 +47,7 @@ class WorkflowRow(msgspec.Struct, frozen=True):
     steps: dict[str, Percentiles] = {}
     definitions: tuple[DefinitionFacts, ...] = ()
     kept_for: dict[str, timedelta] = {}
+    by_hour: tuple[int, ...] = ()
 
 
 class LimitRow(msgspec.Struct, frozen=True):

@@ -111,7 +111,8 @@ async def test_a_stopped_operation_can_be_continued(clock: TestClock) -> None:
     progress = steps[-1]
     assert progress.state == "stopped"
     assert await verbs_by_run(store, 150) == {0: 50, 1: 100}
-    progress = await finish(operations.resume_bulk(progress.id, by="ana"))
+    progress = await clock.run(finish(operations.resume_bulk(progress.id, rate=100, by="ana")))
+    assert progress.rate == 100
     assert progress.done == 150
     assert await verbs_by_run(store, 150) == {1: 150}
 

@@ -10,6 +10,7 @@ import pytest
 
 from perdure import Runtime, Step, workflow
 from perdure.errors import Refused, StoreError
+from perdure.insights import Insights, to_json
 from perdure.operations import Operations
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.snapshot import Snapshot
@@ -200,6 +201,12 @@ async def test_rewinding_an_owned_run_keeps_the_steps_before() -> None:
 
 Do = Callable[[Operations], Awaitable[object]]
 
+
+async def _import(do: Operations) -> None:
+    bundle = await Insights(do.store, clock=do.clock).export("run")
+    await do.import_run(to_json(bundle), run_id="copy", by="ana", why="w")
+
+
 VERBS: dict[str, tuple[Any, Do]] = {
     "cancel": (waiting, lambda do: do.cancel("run", by="ana", why="w")),
     "pause": (waiting, lambda do: do.pause("run", by="ana", why="w")),
@@ -213,18 +220,36 @@ VERBS: dict[str, tuple[Any, Do]] = {
     "rewind": (failing, lambda do: do.rewind("run", "first", by="ana", why="w")),
     "fork": (failing, lambda do: do.fork("run", "second", new_id="copy", by="ana", why="w")),
     "start": (failing, lambda do: do.start("failing", run_id="new", by="ana", why="w")),
+    "unpause": (waiting, lambda do: do.unpause("run", by="ana", why="w")),
+    "edit_payload": (failing, lambda do: do.edit_payload("new", {"n": 2}, by="ana", why="w")),
+    "import_run": (failing, _import),
 }
+
+# Nothing of the run remains that could contain the act.
+DELETE: tuple[Any, Do] = (failing, lambda do: do.delete("run", by="ana"))
+
+# What an operator has done before.
+PREPARATIONS: dict[str, Do] = {
+    "unpause": lambda do: do.pause("run", by="eva"),
+    "edit_payload": lambda do: do.start("failing", {"n": 1}, run_id="new", by="eva"),
+}
+
+# The runs that the other verbs change or create; otherwise it is "run".
+RUN_IDS = {"fork": "copy", "import_run": "copy", "start": "new", "edit_payload": "new"}
 
 
 class _Crash(StoreError):
     """The operator's process dies here."""
 
 
-async def _calls(shape: Any, do: Do, fail_at: int | None, how: Any) -> tuple[Any, int]:
+async def _calls(verb: str, fail_at: int | None, how: Any) -> tuple[Any, int]:
     """Return the store after a verb that was cut off, and how many store calls it makes."""
+    shape, do = VERBS.get(verb, DELETE)
     clock = TestClock()
     store = MemoryStore(clock=clock)
     await Runtime(store, workflows=[shape], clock=clock).trigger(shape, run_id="run")
+    if verb in PREPARATIONS:
+        await PREPARATIONS[verb](Operations(store, clock=clock))
     faulty = FaultyStore(store, fail_at=fail_at, how=how, error=_Crash, stays_down=True)
     with suppress(_Crash):
         await do(Operations(faulty, clock=clock))
@@ -247,30 +272,30 @@ def _changed(before: Snapshot | None, after: Snapshot | None) -> bool:
 @pytest.mark.parametrize("verb", VERBS)
 async def test_a_killed_verb_leaves_change_and_act_or_neither(verb: str) -> None:
     """Killed before and after each of its store calls."""
-    shape, do = VERBS[verb]
-    run_id = {"fork": "copy", "start": "new"}.get(verb, "run")
-    untouched, _ = await _calls(shape, do, 1, "before")
-    _, calls = await _calls(shape, do, None, "before")
+    run_id = RUN_IDS.get(verb, "run")
+    untouched, _ = await _calls(verb, 1, "before")
+    _, calls = await _calls(verb, None, "before")
     outcomes = set()
     for number in range(1, calls + 1):
         for how in ("before", "after"):
-            store, _ = await _calls(shape, do, number, how)
+            store, _ = await _calls(verb, number, how)
             before, after = await untouched.load(run_id), await store.load(run_id)
-            acts = [] if after is None else (after.get("metadata") or {}).get("acts", [])
-            assert len(acts) == _changed(before, after), (number, how)
-            outcomes.add(len(acts))
+            new_acts = _act_count(after) - _act_count(before)
+            assert new_acts == _changed(before, after), (number, how)
+            outcomes.add(new_acts)
     assert outcomes == {0, 1}
 
 
-async def test_a_killed_delete_has_its_act_first() -> None:
-    def do(operations: Operations) -> Awaitable[object]:
-        return operations.delete("run", by="ana")
+def _act_count(snapshot: Any) -> int:
+    return 0 if snapshot is None else len((snapshot.get("metadata") or {}).get("acts", []))
 
-    _, calls = await _calls(failing, do, None, "before")
+
+async def test_a_killed_delete_has_its_act_first() -> None:
+    _, calls = await _calls("delete", None, "before")
     deleted = set()
     for number in range(1, calls + 1):
         for how in ("before", "after"):
-            store, _ = await _calls(failing, do, number, how)
+            store, _ = await _calls("delete", number, how)
             is_gone = await store.load("run") is None
             acts = await store.documents.keys("act:*")
             assert not is_gone or acts

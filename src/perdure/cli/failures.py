@@ -14,7 +14,6 @@ from perdure.errors import (
     UnknownWorkflow,
     VersionMismatch,
 )
-from perdure.operations.verbs import VERBS
 
 FAILED, USAGE, UNREACHABLE, NOT_FOUND, REFUSED, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 5, 124, 130
 
@@ -46,8 +45,8 @@ def explain(error: Exception) -> str:
     """Return what to print for an error: its message, in terms of commands."""
     if isinstance(error, RunNotFound):
         return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
-    if isinstance(error, Refused) and error.verb in VERBS:
-        command = VERBS[error.verb].command
+    if isinstance(error, Refused):
+        command = "resume" if error.verb == "unpause" else error.verb.replace("_", "-")
         return f"{command} was refused for run {error.run_id!r}: {error.reason}"
     if isinstance(error, RunConflict):
         return f"run {error.run_id!r} already exists; choose another --id"

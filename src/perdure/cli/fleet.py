@@ -8,10 +8,11 @@ import click
 
 from perdure.cli.changes import WHY, follow, verb_command
 from perdure.cli.connections import insights, operations
-from perdure.cli.context import Command, Settings, command, group
+from perdure.cli.context import Command, Settings, command, group, option
 from perdure.cli.description import describe
 from perdure.cli.failures import NOT_FOUND, Failure
 from perdure.cli.output import Column, Output
+from perdure.cli.payloads import parse_rate
 from perdure.insights.model import (
     BulkProgress,
     LimitRow,
@@ -23,6 +24,7 @@ from perdure.insights.model import (
     WorkflowRow,
 )
 from perdure.insights.words import duration, tally_words
+from perdure.operations.outcome import KEEP
 
 COUNTED_STATUSES = ("queued", "running", "suspended", "waiting", "failed", "completed")
 
@@ -179,11 +181,14 @@ async def stop_bulk(settings: Settings, bulk_id: str, why: str) -> None:
 
 @command
 @click.argument("bulk_id", metavar="ID")
+@option("--rate", metavar="10/s", help="Change its rate: how many runs to change per second.")
 @WHY
-async def resume_bulk(settings: Settings, bulk_id: str, why: str) -> None:
+async def resume_bulk(settings: Settings, bulk_id: str, rate: str | None, why: str) -> None:
     """Continue a bulk operation that was stopped, or whose process died."""
+    pace = KEEP if rate is None else parse_rate(rate)
     async with operations(settings) as act:
-        await follow(settings, act.resume_bulk(bulk_id, by=settings.by, why=why), "done")
+        steps = act.resume_bulk(bulk_id, rate=pace, by=settings.by, why=why)
+        await follow(settings, steps, "done")
 
 
 workflows = group(

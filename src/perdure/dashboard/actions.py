@@ -16,7 +16,7 @@ from perdure.errors import InvalidArgument, PerdureError, StoreError
 from perdure.insights import BulkProgress
 from perdure.insights.words import count_words
 from perdure.operations.bulk import begin
-from perdure.operations.verbs import VERBS, parse_number, read_arguments
+from perdure.operations.verbs import VERBS, parse_json, parse_number, read_arguments
 from perdure.urls import decode_id
 
 BULK_LIMIT = 1000
@@ -172,9 +172,10 @@ async def stop_bulk(visit: Visit) -> Response:
 
 
 async def resume_bulk(visit: Visit) -> Response:
-    """Continue a bulk operation that was stopped or interrupted."""
-    bulk = await _read_bulk(visit)
-    await begin(visit.board.operations.resume_bulk(bulk.id, **visit.attribution()))
+    """Continue a bulk operation that was stopped or interrupted, perhaps at another rate."""
+    bulk, rate = await _read_bulk(visit), visit.value("rate").strip()
+    pace = parse_json(rate, "rate") if rate else None
+    await begin(visit.board.operations.resume_bulk(bulk.id, rate=pace, **visit.attribution()))
     return visit.redirect("The bulk operation has resumed.", "bulk", bulk.id)
 
 

@@ -26,7 +26,7 @@ from perdure.operations.bulk import (
     stop,
 )
 from perdure.operations.copying import Copy, CopyProgress
-from perdure.operations.outcome import Outcome
+from perdure.operations.outcome import KEEP, Keep, Outcome
 from perdure.operations.repairs import restore_acts
 from perdure.operations.runs import check_by, check_json, check_why
 from perdure.operations.views import ViewOperations
@@ -214,14 +214,21 @@ class Operations(ViewOperations):
         async for progress in self._work(document, None):
             yield progress
 
-    async def resume_bulk(self, id: str, *, by: str, why: str = "") -> AsyncGenerator[BulkProgress]:
-        """Continue a bulk operation that was stopped, or whose process died."""
+    async def resume_bulk(
+        self, id: str, *, rate: float | Keep | None = KEEP, by: str, why: str = ""
+    ) -> AsyncGenerator[BulkProgress]:
+        """Continue a bulk operation that was stopped, or whose process died.
+
+        `rate` replaces its rate; `None` means as fast as possible.
+        """
         documents = require_search(self.store, "Operations.resume_bulk").documents
         document, text = await read_document(documents, id)
         if not can_resume(document, self.clock.now()):
             raise Refused(id, "resume_bulk", f"it is {document.state}")
         await self.note(self.act("resume_bulk", by, why, id))
         mine = replace(document, state="running", process=new_owner(self._random))
+        if rate is not KEEP:
+            mine = replace(mine, rate=_check_rate(rate))
         async for progress in self._work(mine, text):
             yield progress
 

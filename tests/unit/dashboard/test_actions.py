@@ -1,5 +1,6 @@
 """What operators do with the forms of the dashboard."""
 
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -192,3 +193,17 @@ async def test_a_bulk_form_that_is_shown_again_keeps_its_runs() -> None:
     assert page.status_code == 422
     assert f'name="run" value="{run}"' in page.text
     assert "a reason" in text_of(page)
+
+
+async def test_a_stopped_bulk_operation_resumes_at_another_rate() -> None:
+    store = MemoryStore()
+    for n in range(3):
+        await failed_run(store, f"order-{n}")
+    async with aclosing(Operations(store).bulk("status:failed", "retry", by="ana")) as steps:
+        bulk = await anext(steps)
+    await Operations(store).stop_bulk(bulk.id, by="ana")
+    visitor, page = Visitor(dashboard(store)), f"/bulk/{bulk.id}"
+    assert "Runs per second" in text_of(await visitor.get(page))
+    await visitor.post(f"{page}/resume/retry", {"rate": "62.5"}, form=page)
+    (progress,) = await finished(store)
+    assert (progress.done, progress.rate) == (3, 62.5)

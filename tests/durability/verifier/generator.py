@@ -15,8 +15,9 @@ EVENTS = ("go", "stop")
 KEYS = {"k1": 4, "k2": 40}
 _SHORT = (0, 0, 1, 5, 20, 60)
 _JOINS: tuple[lang.How, ...] = (
-    "gather", "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio", "beside", "beside", "all", "all",
+    "gather", "gather", "collect", "taskgroup", "taskgroup", "wait", "first", "first", "exception",
+    "wait_for", "tasks", "as_completed", "generator", "shield", "event", "condition", "queue",
+    "stream", "semaphore", "anyio", "beside", "beside", "all", "all",
 )  # fmt: skip
 
 

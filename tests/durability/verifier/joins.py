@@ -1,7 +1,7 @@
 """Ways to run branches concurrently and to wait for all of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -38,8 +38,35 @@ async def _gather(tasks: Tasks) -> None:
     await asyncio.gather(*tasks)
 
 
+async def _collect(tasks: Tasks) -> None:
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
 async def _wait(tasks: Tasks) -> None:
     await asyncio.wait(tasks)
+
+
+async def _first(tasks: Tasks) -> None:
+    """Look at each task as soon as it has ended."""
+    pending = set(tasks)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task in done:
+                task.result()
+
+
+async def _exception(tasks: Tasks) -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        if task in done:
+            task.result()
+
+
+async def _wait_for(tasks: Tasks) -> None:
+    await asyncio.wait_for(asyncio.gather(*tasks), 3600)
 
 
 async def _one_by_one(tasks: Tasks) -> None:
@@ -47,9 +74,15 @@ async def _one_by_one(tasks: Tasks) -> None:
         await task
 
 
-async def _as_completed(tasks: Tasks) -> None:
-    for task in asyncio.as_completed(tasks):
-        await task
+async def _generator(tasks: Tasks) -> None:
+    """Await the tasks in an async generator, whose own await cannot be seen from outside."""
+
+    async def values() -> AsyncIterator[Any]:
+        for task in tasks:
+            yield await task
+
+    async for _ in values():
+        pass
 
 
 async def _shield(tasks: Tasks) -> None:
@@ -68,6 +101,22 @@ async def _event(tasks: Tasks) -> None:
     for task in tasks:
         task.add_done_callback(ended)
     await done.wait()
+
+
+async def _condition(tasks: Tasks) -> None:
+    changed, ended = asyncio.Condition(), 0
+
+    async def watch(task: "asyncio.Task[Any]") -> None:
+        nonlocal ended
+        await asyncio.wait([task])
+        async with changed:
+            ended += 1
+            changed.notify_all()
+
+    watching = [asyncio.ensure_future(watch(task)) for task in tasks]
+    async with changed:
+        await changed.wait_for(lambda: ended == len(tasks))
+    await asyncio.gather(*watching)
 
 
 async def _queue(tasks: Tasks) -> None:
@@ -96,6 +145,35 @@ async def _anyio(branches: Sequence[Branch]) -> list[Any]:
     return values
 
 
+async def _stream(branches: Sequence[Branch]) -> list[Any]:
+    """Receive the values of branches from a stream of anyio, as they are sent."""
+    values: list[Any] = [None] * len(branches)
+    sender, receiver = anyio.create_memory_object_stream[tuple[int, Any]](1)
+
+    async def send(index: int, branch: Branch) -> None:
+        await sender.send((index, await branch()))
+
+    async with sender, receiver, anyio.create_task_group() as group:
+        for index, branch in enumerate(branches):
+            group.start_soon(send, index, branch)
+        for _ in branches:
+            index, value = await receiver.receive()
+            values[index] = value
+    return values
+
+
+async def _as_completed(branches: Sequence[Branch]) -> list[Any]:
+    """Let asyncio start the branches, which it does in the order of a set."""
+    values: list[Any] = [None] * len(branches)
+
+    async def keep(index: int, branch: Branch) -> None:
+        values[index] = await branch()
+
+    for ended in asyncio.as_completed([keep(*each) for each in enumerate(branches)]):
+        await ended
+    return values
+
+
 async def _semaphore(branches: Sequence[Branch]) -> list[Any]:
     one_at_a_time = asyncio.Semaphore(1)
 
@@ -116,16 +194,23 @@ async def _beside(branches: Sequence[Branch]) -> list[Any]:
 
 
 _BRANCHES: dict[How, Callable[[Sequence[Branch]], Awaitable[list[Any]]]] = {
+    "as_completed": _as_completed,
     "taskgroup": _taskgroup,
     "anyio": _anyio,
+    "stream": _stream,
     "semaphore": _semaphore,
     "beside": _beside,
 }
 _JOINS: dict[How, Callable[[Tasks], Awaitable[None]]] = {
     "gather": _gather,
+    "collect": _collect,
     "wait": _wait,
+    "first": _first,
+    "exception": _exception,
+    "wait_for": _wait_for,
+    "generator": _generator,
+    "condition": _condition,
     "tasks": _one_by_one,
-    "as_completed": _as_completed,
     "shield": _shield,
     "event": _event,
     "queue": _queue,

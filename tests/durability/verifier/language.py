@@ -12,12 +12,13 @@ import msgspec
 Value = Literal["small", "large", "unicode", "typed"]
 Call = Literal["nothing", "step", "sleep"]
 How = Literal[
-    "gather", "taskgroup", "wait", "tasks", "as_completed", "shield", "event", "queue",
-    "semaphore", "anyio", "beside", "all", "calls", "names", "map",
+    "gather", "collect", "taskgroup", "wait", "first", "exception", "wait_for", "tasks",
+    "as_completed", "generator", "shield", "event", "condition", "queue", "stream", "semaphore",
+    "anyio", "beside", "all", "calls", "names", "map",
 ]  # fmt: skip
 Start = Literal["call", "start", "map"]
 Undo = Literal["", "ok", "flaky", "broken"]
-CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio"})
+CANCELLING: frozenset[How] = frozenset({"taskgroup", "anyio", "stream"})
 LEAVES_ONLY: frozenset[How] = frozenset({"calls", "names", "map"})
 
 

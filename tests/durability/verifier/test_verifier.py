@@ -5,6 +5,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.durability.verifier import language as lang
@@ -12,10 +13,16 @@ from tests.durability.verifier.generator import Mix, generate
 from tests.durability.verifier.places import Place
 from tests.durability.verifier.report import Tally, describe
 from tests.durability.verifier.shrinker import shrink
-from tests.durability.verifier.verify import SIMULATION, run_seed, simulate_seed
+from tests.durability.verifier.verify import (
+    SIMULATION,
+    run_seed,
+    simulate_program,
+    simulate_seed,
+)
 
-FIXED = (*range(1, 101), 301753, 393613435, 527419416, 945461838)
-"""The last ones once violated a law."""
+FIXED = range(1, 101)
+PROGRAMS = Path(__file__).with_name("programs.json")
+"""Programs that once violated a law, by the seeds of the conditions under which they did."""
 SECONDS = 8
 
 
@@ -49,6 +56,16 @@ def test_programs_keep_the_laws_in_simulated_time() -> None:
         if time.monotonic() > until:
             break
     print(tally)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine '_anyio:RuntimeWarning")
+@pytest.mark.slow
+def test_programs_that_violated_a_law_keep_it() -> None:
+    for seed, program in msgspec.json.decode(
+        PROGRAMS.read_bytes(), type=dict[str, lang.Body]
+    ).items():
+        failure = simulate_program(program, seed, Tally(SIMULATION))
+        assert failure is None, describe(failure)
 
 
 @pytest.fixture(params=["sqlite", "files", "postgres", "mysql", "mongo", "redis", "libsql"])

@@ -23,7 +23,12 @@ Opened = Callable[[], AbstractContextManager[Place]]
 
 def simulate_seed(seed: str, tally: Tally) -> Failure | None:
     """Simulate the program of a seed; return its failure, shrunk, if it violates a law."""
-    program, at = generate(seed, Mix()), Conditions.draw(seed)
+    return simulate_program(generate(seed, Mix()), seed, tally)
+
+
+def simulate_program(program: lang.Body, seed: str, tally: Tally) -> Failure | None:
+    """Simulate a program under the conditions of a seed; return its failure, shrunk."""
+    at = Conditions.draw(seed)
     tally.programs += 1
     violations, lines = simulate(program, at, tally)
     if not violations:

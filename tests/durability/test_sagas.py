@@ -594,3 +594,38 @@ async def test_a_scope_that_the_function_does_not_wait_for_is_undone_after_a_cra
     hangs = False
     run = await runtime.resume("t")
     assert (run.output, undone) == ("done", ["room"])
+
+
+async def test_a_scope_that_no_code_can_undo_is_reported_and_the_run_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The process died while the scope was undone, and the new code no longer has its steps."""
+    store = MemoryStore()
+    began = asyncio.Event()
+    is_new = False
+
+    async def undo(_: str) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def book(step: Step) -> NoReturn:
+        async with step.saga("booking"):
+            await step("room", lambda: "room", undo=undo)
+            raise RuntimeError("no flight")
+
+    @workflow("left-behind")
+    async def trip(step: Step) -> str:
+        if not is_new:
+            left = asyncio.create_task(book(step))
+            left.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await began.wait()
+        return "done"
+
+    runtime = Runtime(store, workflows=[trip])
+    driving = asyncio.create_task(runtime.trigger(trip, run_id="t"))
+    await began.wait()
+    driving.cancel()
+    await asyncio.wait([driving])
+    is_new = True
+    assert (await runtime.resume("t")).output == "done"
+    assert "steps of a scope could not be undone: {'room': " in caplog.text

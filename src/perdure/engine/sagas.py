@@ -257,13 +257,14 @@ async def finish_rollbacks(run: Execution) -> None:
 
     A run that completes is not undone as a whole, so what they leave would never be undone.
     """
-    while run.rollbacks or (keys := _left_by_scopes(run.history)):
+    while (keys := _left_by_scopes(run.history)) or run.rollbacks:
         # After a crash, a branch may not have reached the end of its scope again.
-        tasks = list(run.rollbacks) or _other_tasks(run)
-        if not tasks:
-            await undo_all(run, keys)
-            return
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks := list(run.rollbacks) or _other_tasks(run):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            continue
+        if failures := describe_all(await undo_all(run, keys)):
+            logger.error("run %r: steps of a scope could not be undone: %s", run.run_id, failures)
+        return
 
 
 def _other_tasks(run: Execution) -> list[Task]:

@@ -118,15 +118,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     host.start(execution, program.suspend_after, program.always_replay)
     host.session.hold(host)
     timer = None if program.deadline is None else _start_timer(execution, program.deadline)
-    body = _with_middleware(execution, host, program)
-    with outside_runs():
-        # Copied before the function can change it: a replay begins as the run did.
-        context = copy_context()
-        host.replay = partial(_learn_undos, host, program, context)
-        # A separate task, so that a cancellation of the caller does not reach the function before
-        # the run is stopped.
-        work = run_function(execution, body, announce=program.is_function)
-        task = asyncio.get_running_loop().create_task(work)
+    task, context = _start_function(execution, host, program)
     try:
         await _end_of(task, context)
     except asyncio.CancelledError:
@@ -147,6 +139,19 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     if (error := exception_of(task)) is not None:
         logger.debug("run %r unwound with %r", host.id, error)
     return None
+
+
+def _start_function(execution: Execution, host: RunHost, program: Program) -> tuple[Task, Context]:
+    """Start the function in a task of its own; return the task and the context it begins in."""
+    body = _with_middleware(execution, host, program)
+    with outside_runs():
+        # Copied before the function can change it: a replay begins as the run did.
+        context = copy_context()
+        host.replay = partial(_learn_undos, host, program, context)
+        # A separate task, so that a cancellation of the caller does not reach the function before
+        # the run is stopped.
+        work = run_function(execution, body, announce=program.is_function)
+        return asyncio.get_running_loop().create_task(work), context
 
 
 def _with_middleware(execution: Execution, host: RunHost, program: Program) -> Body:

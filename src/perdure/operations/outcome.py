@@ -53,9 +53,9 @@ _DONE = {
     "retry": "A worker will run the failed steps again.",
     "wake": "Woken. A worker will continue the run.",
     "signal": "Event {step!r} delivered.",
-    "complete_step": "Step {step!r} completed by hand; {was}.",
-    "skip_step": "Step {step!r} skipped, it returns null; {was}.",
-    "fail_step": "Step {step!r} failed by hand; {was}.",
+    "complete_step": "Step {step!r} completed by hand.",
+    "skip_step": "Step {step!r} skipped: it returns null.",
+    "fail_step": "Step {step!r} failed by hand.",
     "retry_step": "A worker will run step {step!r} again.",
     "rewind": "Rewound to {step!r}. A worker will continue the run there.",
     "edit_payload": "Payload replaced.",
@@ -91,7 +91,10 @@ def describe(request: Request, run: RunEdit, before: tuple[str, ...]) -> Outcome
 def _sentence(
     request: Request, run: RunEdit, before: tuple[str, ...], kept: int, dropped: tuple[str, ...]
 ) -> str:
-    parts = [_DONE[request.verb].format(step=request.step, was=_was(request, run, before))]
+    parts = [_DONE[request.verb].format(step=request.step)]
+    if request.verb in _BY_HAND and request.step not in before:
+        # Perhaps a typing error.
+        parts.append("It had no record, so this is used when the run calls it.")
     if run.history.rollback is not None and not is_over(run.written_status):
         parts = [_undoing(request, len(run.history.steps_to_undo()))]
     if dropped:
@@ -101,14 +104,6 @@ def _sentence(
     elif request.verb in _BY_HAND:
         parts.append("A worker will continue the run.")
     return " ".join(parts)
-
-
-def _was(request: Request, run: RunEdit, before: tuple[str, ...]) -> str:
-    """Return what is replaced; a step without a record may be a typing error."""
-    if request.step not in before:
-        return "it had no record, so this is used when the run calls it"
-    old = (str(act["was"]) for act in run.acts if act.get("id") == request.id and "was" in act)
-    return f"it was {next(old, 'recorded before')}"
 
 
 def _undoing(request: Request, owed: int) -> str:

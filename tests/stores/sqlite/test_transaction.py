@@ -313,5 +313,5 @@ async def test_a_transaction_without_a_file_is_unavailable(tmp_path: Path) -> No
         async def work(_: Transaction) -> Entry:
             raise AssertionError
 
-        with pytest.raises(StoreUnavailable, match="folder must exist"):
+        with pytest.raises(StoreUnavailable, match="there is no folder"):
             await store.transact("run", 1, work)

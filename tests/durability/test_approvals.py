@@ -13,20 +13,23 @@ from perdure import (
     ApprovalRequest,
     Callback,
     Client,
+    Err,
     Gate,
     InvalidToken,
     PerdureError,
     Rejected,
     Runtime,
+    Snapshot,
     Step,
     StepTimeout,
     TooLate,
     durable,
     workflow,
 )
-from perdure.errors import CodecError, InvalidArgument, MissingAbility, RunNotFound
+from perdure.errors import CodecError, InvalidArgument, LeaseLost, MissingAbility, RunNotFound
 from perdure.operations import Operations
-from perdure.store import NewMessage, Query, Receipt
+from perdure.snapshot.format import open_waits
+from perdure.store import Entry, Grant, LeaseRequest, NewMessage, Query, Receipt
 from perdure.stores.memory import MemoryStore
 from perdure.testing import TestClock
 from perdure.workflow import Workflow
@@ -620,3 +623,37 @@ async def test_an_answer_that_arrives_as_the_function_ends_is_recorded() -> None
     snapshot: Any = await store.load("t")
     (act,) = snapshot["metadata"]["acts"]
     assert (act["verb"], act["by"]) == ("answer", "ana")
+
+
+async def test_a_run_whose_answer_another_owner_has_recorded_stops(
+    timed_store: MemoryStore, clock: TestClock
+) -> None:
+    """Otherwise it would try to end its wait again and again, whatever cancels it."""
+
+    async def ask(step: Step) -> bool:
+        return (await step.approval("go", "Go?", timeout="1h")).expired
+
+    store = timed_store
+    call = durable.run({}, ask, id="run", store=store, clock=clock, lease_ttl="1d")
+    running = asyncio.ensure_future(call)
+    await clock.advance("1m")
+    [wait] = open_waits(await stored_run(store))
+    [summary] = await store.summaries(["run"])
+    assert summary is not None
+    request = LeaseRequest("run", "another", timedelta(days=1), instead_of=summary.owner)
+    [grant] = await store.acquire([request])
+    assert isinstance(grant, Grant)
+    await store.send([NewMessage("run", wait["event"], b'{"by": "ana"}', wait["event"])])
+    [message] = await store.inbox("run")
+    await store.append([Entry("run", grant.lease.epoch, 1, b"{}", consumes=(message.id,))])
+    await clock.advance("1h")
+    async with asyncio.timeout(5):
+        result = await running
+    assert isinstance(result, Err)
+    assert isinstance(result.error, LeaseLost)
+
+
+async def stored_run(store: MemoryStore) -> Snapshot:
+    snapshot = await store.load("run")
+    assert snapshot is not None
+    return snapshot

@@ -21,6 +21,7 @@ from perdure.durable.session import Session, store_errors
 from perdure.durable.suspension import Answer, Suspension
 from perdure.engine import call as calls
 from perdure.engine.attempts import LONG_DELAY
+from perdure.engine.call import Received
 from perdure.engine.execution import Execution
 from perdure.engine.history import History
 from perdure.engine.middleware import Around
@@ -183,13 +184,16 @@ class RunHost(calls.RunHost, ABC):
             require_inbox(self.session.store, f"step.{wait.get('ask', 'wait_for_event')}")
         return await self.suspension.wait(wait)
 
-    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
+    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received:
         """Answer a wait on behalf of the run, unless it was already answered; return the answer."""
         # In a separate task: a cancelled caller must know which message was first.
         return await finish(detached(self._conclude(wait, outcome)))
 
-    async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Answer:
+    async def _conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received:
         (first,) = await conclude(self.session, self.id, [wait], outcome)
+        if first is None:
+            # Another owner has consumed the message: only a record of the wait does that.
+            raise LeaseLost(self.id)
         return first
 
     async def permit(self, cost: Cost, /) -> Callable[[], None]:

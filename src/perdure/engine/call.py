@@ -265,10 +265,11 @@ class RunHost(Protocol):
         """Wait for a time or an event; return the message, if one came."""
         ...
 
-    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received | None:
+    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received:
         """Answer a wait on behalf of the run, unless it was already answered; return the answer.
 
-        A cancellation is raised as `Interrupted` after the message was sent and read.
+        A cancellation is raised as `Interrupted` after the message was sent and read. If another
+        owner has recorded the answer, `LeaseLost` is raised.
         """
         ...
 

@@ -97,7 +97,7 @@ class _Asking:
         if not self._is_open:
             return
         message = await self._conclude({"closed": True})
-        if message is None or _is_closed(message):
+        if _is_closed(message):
             self._run.history.close_ask(self._call.wait_id())
         else:
             # The failure of the call is recorded; the function sees the cancellation.
@@ -122,7 +122,7 @@ class _Asking:
                 message = await self._conclude({"expired": True})
             if message is None:
                 continue
-            if not message.payload.get("closed"):
+            if not _is_closed(message):
                 return message
             # An earlier owner closed the wait, but died before the write for which it was closed.
             # The function waits again, with another token, since the old one was used up.
@@ -228,7 +228,7 @@ class _Asking:
             except Exception as error:  # noqa: BLE001  # whatever keeps the run from waiting
                 raise self._run.stop(error) from error.__cause__
 
-    async def _conclude(self, outcome: Mapping[str, Any]) -> Received | None:
+    async def _conclude(self, outcome: Mapping[str, Any]) -> Received:
         """Answer the wait on behalf of the run, unless it was already answered."""
         with self._in_flight():
             try:
@@ -237,7 +237,7 @@ class _Asking:
             except Interrupted as interruption:
                 # The function must see the cancellation, but only after the record is written.
                 self._is_cancelled = True
-                first: Received | None = interruption.answer
+                first: Received = interruption.answer
                 return first
             except Exception as error:  # noqa: BLE001  # the message may or may not have been sent
                 raise self._run.stop(error) from error.__cause__
@@ -278,8 +278,8 @@ class _Asking:
             self._run.branches.end(self._call)
 
 
-def _is_closed(message: Received | None) -> bool:
-    return message is None or bool(message.payload.get("closed"))
+def _is_closed(message: Received) -> bool:
+    return bool(message.payload.get("closed"))
 
 
 def _add_duration(time: datetime, duration: timedelta, parameter: str) -> datetime:

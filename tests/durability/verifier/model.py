@@ -44,13 +44,15 @@ class Model:
         """Return whether a step is always seen in the place of its record among the others.
 
         A key is one step, wherever it is called. The value of a race is seen after its verdict. A
-        timeout of the program's own may cut off branches earlier or later than before.
+        timeout of the program's own may cut off branches earlier or later than before. Calls that
+        are awaited together are seen when the last one has returned, and a transaction has its
+        place before it commits.
         """
         if any(isinstance(each, lang.Scope) for each in self.commands.values()):
             return False
         command = self.commands.get(path)
-        around = (self.commands[each] for each, _ in lang.ancestors(path))
-        is_alone = not any(isinstance(each, lang.Race) for each in around)
+        around = [self.commands[each] for each, _ in lang.ancestors(path)]
+        is_alone = not any(isinstance(each, lang.Race) or _awaits_commit(each) for each in around)
         return isinstance(command, lang.Step) and not command.key and is_alone
 
     def may_fail(self, path: str) -> bool:
@@ -157,3 +159,10 @@ class Model:
                 return EITHER if self.handled(path) else OK
             case _:
                 return OK
+
+
+def _awaits_commit(command: lang.Command) -> bool:
+    """Return whether calls are awaited together, and one of them is a transaction."""
+    if not isinstance(command, lang.Parallel) or command.how != "calls":
+        return False
+    return any(isinstance(each, lang.Transaction) for body in command.branches for each in body)

@@ -74,6 +74,15 @@ def test_steps_that_are_seen_in_another_order_are_found() -> None:
     assert "same order" in laws(program, [*first, *began("w2"), *reversed(seen)])
 
 
+def test_calls_that_are_awaited_with_a_transaction_may_be_seen_in_another_order() -> None:
+    calls = lang.Parallel("calls", ((STEP,), (lang.Transaction("t"),)))
+    program = (lang.Parallel("gather", ((calls,), (calls,))),)
+    steps = {"0.0.0.0.0": "<w1.2>", "0.1.0.0.0": "<w1.3>"}
+    first = [each for path, token in steps.items() for each in did(path, token)]
+    seen = [line("saw", path, token, "w2", text=token) for path, token in steps.items()]
+    assert "same order" not in laws(program, [*began(), *first, *began("w2"), *reversed(seen)])
+
+
 def test_an_execution_after_its_value_was_seen_is_found() -> None:
     again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
     lines = [*began(), *did("0", "<w1.2>"), *began("w2"), again, returned()]

@@ -1,7 +1,5 @@
 """Random programs keep every law: in simulated time, and in worker processes on every store."""
 
-import random
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,10 +18,10 @@ from tests.durability.verifier.verify import (
     simulate_seed,
 )
 
-FIXED = range(1, 101)
+SEEDS = range(1, 201)
+"""Fixed, so that a failure is that of a change; `make verify` draws others."""
 PROGRAMS = Path(__file__).with_name("programs.json")
 """Programs that once violated a law, by the seeds of the conditions under which they did."""
-SECONDS = 8
 
 
 def test_a_seed_gives_the_same_program() -> None:
@@ -46,15 +44,11 @@ def test_a_failing_program_is_made_small() -> None:
 @pytest.mark.filterwarnings("ignore:coroutine '_anyio:RuntimeWarning")
 @pytest.mark.slow
 def test_programs_keep_the_laws_in_simulated_time() -> None:
-    first, until = random.randrange(10**9), time.monotonic() + SECONDS
-    print(f"random seeds from {first}")
     tally = Tally(SIMULATION)
-    for seed in (*FIXED, *range(first, first + 10**6)):
+    for seed in SEEDS:
         failure = simulate_seed(str(seed), tally)
         if failure is not None:
             pytest.fail(describe(failure), pytrace=False)
-        if time.monotonic() > until:
-            break
     print(tally)
 
 
@@ -91,8 +85,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.mark.timeout(240)
 def test_programs_keep_the_laws_on_a_real_store(place: Place) -> None:
     tally = Tally(place.store)
-    for seed in (1, random.randrange(10**9)):
-        print(f"seed {seed}")
+    for seed in SEEDS[:2]:
         failures = run_seed(lambda: nullcontext(place), str(seed), tally, size=10, trouble=1.5)
         if failures:
             pytest.fail("\n\n".join(map(describe, failures)), pytrace=False)

@@ -11,6 +11,7 @@ from pymongo import monitoring
 
 from perdure.store import Entry, Grant, Lease, LeaseRequest, NewMessage, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
+from perdure.stores.mongo.embedding import MAX_EMBEDDED
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -19,6 +20,9 @@ from tests.stores.mongo.databases import Sandbox, sandbox_on
 HOUR = timedelta(hours=1)
 MANY = 10_000
 RUNS = "perdure_runs"
+# A payload that is too large to be embedded in the run's document.
+LARGE = b'"%b"' % (b"x" * 5000)
+MAJORITY = {"w": "majority", "j": True}
 
 
 class CommandLog(monitoring.CommandListener):
@@ -120,10 +124,10 @@ async def test_a_batch_costs_as_much_as_one_run(store: MongoStore, commands: Com
 async def test_a_signalled_run_is_claimed_in_two_round_trips(
     store: MongoStore, commands: CommandLog
 ) -> None:
-    """Its messages are read while it is leased; their marks delay nothing."""
+    """Messages with documents are read while it is leased; their marks delay nothing."""
     (grant,) = await leases(store, 1)
     await store.append([end(grant, 1, Rest("waiting", None, ("paid",)))])
-    await send_one(store, grant.lease.id, "paid", b"1")
+    await send_one(store, grant.lease.id, "paid", LARGE)
     assert commands.names()[-3:] == ["find", "insert", "findAndModify"]
     (claimed,) = await store.claim("bob", HOUR, 100, supports=supports("w"))
     assert sorted(commands.names()) == ["find", "find", "findAndModify"]
@@ -133,6 +137,38 @@ async def test_a_signalled_run_is_claimed_in_two_round_trips(
     assert commands.names() == ["insert"]
     await store._backend._appender.finish()
     assert sorted(commands.names()) == ["delete", "update"]
+
+
+async def test_a_signal_and_its_effect_are_three_durable_writes(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """The message, the claim, and the record of the wait; only the due run is read in between."""
+    (grant,) = await leases(store, 1)
+    await store.append([end(grant, 1, Rest("waiting", None, ("paid",)))])
+    commands.flush()
+    await send_one(store, grant.lease.id, "paid", b"1")
+    assert commands.names() == ["findAndModify"]
+    (claimed,) = await store.claim("bob", HOUR, 100, supports=supports("w"))
+    assert commands.names() == ["find", "findAndModify"]
+    (message,) = claimed.inbox
+    await store.append([msgspec.structs.replace(step(claimed, 1), consumes=(message.id,))])
+    assert commands.names() == ["insert"]
+    await store._backend._appender.finish()
+    assert commands.names() == ["update"]
+    await store.append([end(claimed, 2, Rest("waiting", None, ("paid",)))])
+    assert commands.names() == ["update"]
+
+
+async def test_a_run_that_contains_many_messages_is_read_by_the_attempt_to_add_one(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """Sending a message with a document costs as much as before."""
+    (grant,) = await leases(store, 1)
+    for number in range(MAX_EMBEDDED):
+        await send_one(store, grant.lease.id, "paid", b"%d" % number)
+    assert {*commands.names()[1:]} == {"findAndModify"}
+    await send_one(store, grant.lease.id, "paid", b"1")
+    assert commands.names() == ["findAndModify", "insert", "findAndModify"]
 
 
 async def test_messages_to_many_runs_are_sent_in_four_round_trips(
@@ -171,16 +207,30 @@ async def test_a_mark_that_nothing_repeats_is_as_durable_as_the_entry(
     """
     (grant,) = await leases(store, 1)
     for name in ("paid", "sent"):
-        await send_one(store, grant.lease.id, name, b"1")
+        await send_one(store, grant.lease.id, name, LARGE)
     first, second = await store.inbox(grant.lease.id)
     await store.append([msgspec.structs.replace(step(grant, 1), consumes=(first.id,))])
     await store._backend._appender.finish()
     [mark] = [each for each in commands.flush() if "delete" in each]
-    assert mark["writeConcern"] == {"w": "majority", "j": True}
+    assert mark["writeConcern"] == MAJORITY
     rest = msgspec.structs.replace(end(grant, 2, Rest("waiting")), consumes=(second.id,))
     await store.append([rest])
     [mark] = [each for each in commands.flush() if each.get("delete") == f"{RUNS}_inbox"]
     assert mark["writeConcern"]["w"] == 1
+
+
+async def test_a_removal_that_nothing_repeats_is_as_durable_as_the_entry(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """The next rest leaves an embedded message alone that is already removed."""
+    (grant,) = await leases(store, 1)
+    await send_one(store, grant.lease.id, "paid", b"1")
+    (message,) = await store.inbox(grant.lease.id)
+    commands.flush()
+    await store.append([msgspec.structs.replace(step(grant, 1), consumes=(message.id,))])
+    await store._backend._appender.finish()
+    [removal] = [each for each in commands.flush() if "update" in each]
+    assert removal["writeConcern"] == MAJORITY
 
 
 async def test_a_refusal_costs_one_more_command(store: MongoStore, commands: CommandLog) -> None:
@@ -215,7 +265,7 @@ async def test_a_deleted_run_leaves_no_messages(store: MongoStore, sandbox: Sand
     (message,) = await store.inbox(grant.lease.id)
     consuming = Entry(grant.lease.id, grant.lease.epoch, 1, as_json(snapshot("a")), (message.id,))
     await store.append([consuming])
-    await send_one(store, grant.lease.id, "paid", b"2")
+    await send_one(store, grant.lease.id, "paid", LARGE)
     deletions = [end(each, 2, Rest("completed", delete=True)) for each in (grant, other)]
     assert await store.append(deletions) == [Verdict.ACCEPTED] * 2
     await store._backend._cleanup.finish()

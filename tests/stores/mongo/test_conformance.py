@@ -6,8 +6,13 @@ import pytest
 from pymongo import AsyncMongoClient
 
 from perdure.store import Store
-from perdure.stores.mongo import MongoStore, MongoTransaction, mongo
+from perdure.stores.mongo import MongoStore, MongoTransaction, embedding, mongo
 from perdure.testing.conformance import StoreConformance
+from perdure.testing.conformance.batches import BatchesChecks
+from perdure.testing.conformance.harness import Harness
+from perdure.testing.conformance.inbox import InboxChecks
+from perdure.testing.conformance.model import ModelChecks
+from perdure.testing.conformance.races import RaceChecks
 from tests.servers.process import Server
 from tests.stores.crashes import VERBS, survives_crash
 from tests.stores.mongo.databases import Sandbox, crashing_store, sandbox_on
@@ -25,7 +30,7 @@ def standalone(mongo_standalone: Server) -> Iterator[Sandbox]:
         yield sandbox
 
 
-class _MongoChecks(StoreConformance):
+class _MongoHarness(Harness):
     examples = 12
     sandbox: Sandbox
     crashed: list[MongoStore]
@@ -48,6 +53,8 @@ class _MongoChecks(StoreConformance):
         self.crashed.append(crashing)
         return crashing
 
+
+class _MongoChecks(_MongoHarness, StoreConformance):
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_crash_between_any_two_writes_loses_nothing(
         self, store: MongoStore, verb: str
@@ -84,4 +91,16 @@ class TestMongoStandalone(_MongoChecks):
     @pytest.fixture
     async def store(self, standalone: Sandbox) -> AsyncIterator[MongoStore]:
         async for store in self.opened(standalone):
+            yield store
+
+
+class TestMongoWithoutEmbedding(_MongoHarness, InboxChecks, BatchesChecks, RaceChecks, ModelChecks):
+    """Every message has a document, as large messages and those with a dedup id always do."""
+
+    @pytest.fixture
+    async def store(
+        self, replica_set: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[MongoStore]:
+        monkeypatch.setattr(embedding, "MAX_EMBEDDED", 0)
+        async for store in self.opened(replica_set):
             yield store

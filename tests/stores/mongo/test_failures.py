@@ -81,7 +81,7 @@ async def test_a_deletion_is_accepted_if_the_marks_on_messages_are_lost(sandbox:
     """The reply to the mark of one run's message is lost; another run of the batch is deleted."""
     async with TcpProxy.before(sandbox.url) as proxy, mongo(through(proxy)) as store:
         settled, deleted = await lease(store, "settled", "deleted")
-        await send_one(store, "settled", "paid", b"1")
+        await send_one(store, "settled", "paid", b"1", dedup_id="x")
         (message,) = await store.inbox("settled")
         whole = as_json(snapshot(status="completed"))
         epochs = settled.lease.epoch, deleted.lease.epoch

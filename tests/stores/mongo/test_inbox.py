@@ -1,4 +1,4 @@
-"""Messages in MongoDB: consumed by an entry, marked afterwards, read while a run is claimed."""
+"""Messages in MongoDB with documents: marked after an entry consumed them, read during a claim."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
@@ -18,6 +18,8 @@ from tests.stores.mongo.databases import Sandbox, sandbox_on
 
 HOUR = timedelta(hours=1)
 WAITING = Rest("waiting", None, ("paid",))
+# Too large to be embedded in the run's document.
+FIRST, SECOND = (b'"%b"' % (letter * 5000) for letter in (b"x", b"y"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def due_again(grant: Grant, *consumes: str) -> Entry:
 
 async def consume_one(store: MongoStore) -> Grant:
     grant = await lease(store)
-    await send_one(store, "run", "paid", b"1")
+    await send_one(store, "run", "paid", FIRST)
     (message,) = await store.inbox("run")
     assert await store.append([step(grant, 1, message.id)]) == [Verdict.ACCEPTED]
     await store._backend._appender.finish()
@@ -95,9 +97,9 @@ async def test_a_rest_names_consumed_messages_without_a_mark(
     assert await store.append([rest(grant, 2)]) == [Verdict.ACCEPTED]
     assert await store.inbox("run") == []
     assert await store.claim("bob", HOUR, 10) == []
-    await send_one(store, "run", "paid", b"2")
+    await send_one(store, "run", "paid", SECOND)
     again = await claim(store)
-    assert [message.payload for message in again.inbox] == [b"2"]
+    assert [message.payload for message in again.inbox] == [SECOND]
     assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 1
 
 
@@ -121,7 +123,7 @@ async def test_a_mark_is_written_before_the_store_is_closed(
     store: MongoStore, sandbox: Sandbox
 ) -> None:
     grant = await lease(store)
-    await send_one(store, "run", "paid", b"1")
+    await send_one(store, "run", "paid", FIRST)
     (message,) = await store.inbox("run")
     await store.append([step(grant, 1, message.id)])
     await store.close()
@@ -152,7 +154,7 @@ def before_the_lease(
 
 async def wait_for_payment(store: MongoStore) -> None:
     await store.append([rest(await lease(store), 1)])
-    await send_one(store, "run", "paid", b"1")
+    await send_one(store, "run", "paid", FIRST)
 
 
 async def test_a_message_that_is_sent_during_a_claim_is_granted(
@@ -160,8 +162,8 @@ async def test_a_message_that_is_sent_during_a_claim_is_granted(
 ) -> None:
     """It is counted between the search for due runs and the lease."""
     await wait_for_payment(store)
-    before_the_lease(monkeypatch, lambda: send_one(store, "run", "paid", b"2"))
-    assert [message.payload for message in (await claim(store)).inbox] == [b"1", b"2"]
+    before_the_lease(monkeypatch, lambda: send_one(store, "run", "paid", SECOND))
+    assert [message.payload for message in (await claim(store)).inbox] == [FIRST, SECOND]
 
 
 async def test_a_message_that_another_owner_consumed_during_a_claim_is_not_granted(

@@ -47,6 +47,11 @@ def old_run(id: str, status: str, **fields: Any) -> dict[str, Any]:
     return {**run, "incarnation": CREATED, "claim": CREATED, "awaits": [], **fields}
 
 
+def has_layout(database: Any, number: int) -> bool:
+    stored_layout = database["perdure_runs_layout"].find_one()
+    return bool(stored_layout == {"_id": "layout", "number": number})
+
+
 def old_message(name: str, second: int) -> dict[str, Any]:
     message = {"_id": f"waiting\0{CREATED}.d{name}", "run": "waiting", "name": name}
     sent_at = NOW - HOUR + timedelta(seconds=second)
@@ -91,7 +96,7 @@ async def check_upgraded(store: MongoStore, old: Any) -> None:
     names = {*old["perdure_runs"].index_information()}
     parts = ("updatedAt", "workflow", "wakeAt", "tags")
     assert names == {"_id_", *(f"perdure_{part}" for part in parts)}
-    assert old["perdure_runs_layout"].find_one() == {"_id": "layout", "number": LAYOUT}
+    assert has_layout(old, LAYOUT)
     (grant,) = await store.claim("ana", HOUR, 10, supports=supports("w"))
     assert (grant.lease.id, grant.queue, grant.version) == ("due", "", 0)
     page = await store.search(Query(workflows=("w",), statuses=("completed",)), 10)
@@ -118,6 +123,25 @@ async def test_messages_of_the_older_layout_come_first(store: MongoStore, old: A
     assert [message.name for message in await store.inbox("waiting")] == ["c", "d"]
     rest = await store.inbox("waiting", after=grant.inbox[0].id, limit=1)
     assert [message.name for message in rest] == ["c"]
+
+
+async def test_messages_of_layout_2_and_embedded_ones_have_one_order(
+    mongo_url: str, old: Any
+) -> None:
+    """All messages of layout 2 have documents; nothing is rewritten."""
+    async with mongo(mongo_url) as store:
+        await store.send([NewMessage("waiting", "d", b"1", "d")])
+    old["perdure_runs"].update_many({}, {"$unset": {"embeddedCount": ""}})
+    old["perdure_runs_layout"].update_one({"_id": "layout"}, {"$set": {"number": 2}})
+    async with mongo(mongo_url) as store:
+        assert len(await store.inbox("waiting")) == 4
+        assert has_layout(old, LAYOUT)
+        await store.send([NewMessage("waiting", "e", b"1")])
+        names = [message.name for message in await store.inbox("waiting")]
+        assert names == ["a", "b", "c", "d", "e"]
+        (grant,) = await store.acquire([LeaseRequest("waiting", "ana", HOUR)])
+        assert isinstance(grant, Grant)
+        assert [message.name for message in grant.inbox] == names
 
 
 async def test_a_run_of_the_older_layout_can_get_tags(store: MongoStore, old: Any) -> None:

@@ -41,7 +41,7 @@ from perdure.stores.mongo.journal import (
     slot_id,
 )
 from perdure.stores.mongo.schema import Collections, gather_all, insert
-from perdure.stores.mongo.settle import delete, settle
+from perdure.stores.mongo.settle import delete, divide, settle
 from perdure.stores.mongo.updates import (
     HEADER,
     Document,
@@ -227,14 +227,21 @@ class Appender:
         """Mark consumed messages, and write how many were consumed since the last rest."""
         keys = [key for batch in batches for key in message_keys(batch.key, batch.consumes)]
         works: list[Awaitable[object]] = [mark_consumed(db.inbox, keys)] if keys else []
-        if counts := self._consumed_counts(batches):
-            works.append(connection.relaxed(db.runs).bulk_write(counts, ordered=False))
+        embedded, _ = divide(message_name(id) for batch in batches for id in batch.consumes)
+        if counts := self._consumed_counts(batches, embedded):
+            # A count may be lost, but not the removal of a message that the rest will not name.
+            runs = db.runs if embedded else connection.relaxed(db.runs)
+            works.append(runs.bulk_write(counts, ordered=False))
         await gather_all(works)
         for batch in batches:
             self._positions.mark_done(batch.key, batch.last.epoch, batch.consumes)
 
-    def _consumed_counts(self, batches: Iterable[RunBatch]) -> list[UpdateMany]:
+    def _consumed_counts(
+        self, batches: Iterable[RunBatch], embedded: Sequence[str]
+    ) -> list[UpdateMany]:
         """Return the updates that write how many messages were consumed since the last rest.
+
+        They also remove the embedded ones, given by name.
 
         Most runs have consumed equally many, and one statement takes the server a third of the time
         of one for each run.
@@ -245,8 +252,9 @@ class Appender:
             if position is not None:
                 runs = runs_by_count.setdefault(len(position.consumed), {})
                 runs[batch.key] = position.epoch
+        removal = {"$pull": {"newest": {"name": {"$in": embedded}}}} if embedded else {}
         return [
-            UpdateMany(is_owned(epochs), {"$set": {"consumedSince": count}})
+            UpdateMany(is_owned(epochs), {"$set": {"consumedSince": count}, **removal})
             for count, epochs in runs_by_count.items()
         ]
 
@@ -365,18 +373,22 @@ class Appender:
         epochs = {batch.key: entry.epoch}
         if rest.delete:
             return PendingWrite(db.runs, DeleteOne(is_owned(epochs)))
-        consumed_names = consumed_messages(run, [log]) | {*map(message_name, batch.consumes)}
-        count = run.get("messageCount")
-        due = bool(count and rest.awaits) and await has_awaited_message(
-            db, batch.key, inbox_of(run), consumed_names, rest.awaits
-        )
-        body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
-        fields = rest_fields(entry, rest, body, [*consumed_names], due=due)
+        logs, count = [log], run.get("messageCount")
         if count:
             logs = (await read_logs(db, {batch.key: run.get("epochs", ())}))[batch.key]
-            since = consumed_by(logs) | {*map(message_name, batch.consumes)}
-            fields["consumedCount"] = run.get("consumedCount", 0) + len(since)
-        update = settle_runs({batch.key: fields})
+        consumed_since = consumed_by(logs) | {*map(message_name, batch.consumes)}
+        consumed_names = consumed_messages(run) | consumed_since
+        inbox = inbox_of(run)
+        due = bool(count and rest.awaits) and await has_awaited_message(
+            db, batch.key, inbox, consumed_names, rest.awaits
+        )
+        body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
+        _, others = divide(consumed_names)
+        fields = rest_fields(entry, rest, body, others, due=due)
+        if count:
+            fields["consumedCount"] = run.get("consumedCount", 0) + len(consumed_since)
+        embedded = consumed_names & inbox.embedded_names
+        update = settle_runs({batch.key: fields}, [*embedded])
         return PendingWrite(db.runs, UpdateOne(is_owned(epochs, {batch.key: count}), update))
 
     async def confirm(self, db: Collections, batch: RunBatch, write: PendingWrite) -> None:

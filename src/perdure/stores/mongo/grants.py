@@ -15,6 +15,7 @@ from perdure.stores.mongo.connection import relaxed
 from perdure.stores.mongo.documents import read_run
 from perdure.stores.mongo.inbox import (
     first_messages,
+    inbox_of,
     inboxes_of,
     mark_consumed,
     message_keys,
@@ -79,8 +80,10 @@ class Grants:
         self, run: Any, ttl: timedelta, logs: Sequence[Log], inbox: tuple[Message, ...]
     ) -> Granted:
         id, expires_at = run["_id"][len(self._prefix) :], run["wakeAt"]
-        lease = Lease(id, run["owner"], run["epoch"], expires_at, bool(inbox))
+        lease = Lease(id, run["owner"], int(run["epoch"]), expires_at, bool(inbox))
         is_whole = len(inbox) < INBOX_PAGE and unconsumed_count(run) < INBOX_PAGE
+        consumed_names = consumed_by(logs)
+        embedded_names = inbox_of(run).embedded_names if consumed_names else set[str]()
         self._positions.add(
             run["_id"],
             lease.epoch,
@@ -89,8 +92,9 @@ class Grants:
             # If there may be more, the owner does not know all of them, so no count may match.
             message_count=run.get("messageCount", 0) if is_whole else -1,
             messages={message_name(message.id): message.name for message in inbox},
-            consumed=consumed_by(logs),
+            consumed=consumed_names,
             consumed_count=run.get("consumedCount", 0),
+            unmarked=consumed_names & embedded_names,
         )
         now = expires_at - timedelta(milliseconds=to_milliseconds(ttl))
         created = run.get("incarnation") == run["claim"]

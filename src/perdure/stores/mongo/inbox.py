@@ -1,4 +1,4 @@
-"""Messages for a run, each a separate document until an entry consumes it.
+"""Messages for a run, each a document or embedded in the run's document until it is consumed.
 
 A message counts once the run's own document has its number (see `sending`), and messages are read
 in the order of their numbers. The id of a message starts with its number, so a reader needs only
@@ -7,7 +7,9 @@ the id of a message to continue after it.
 Consuming is part of the entry's own write: a message is consumed when an entry that counts names
 it. The mark on the message is written afterwards, and only saves reads; after a crash in between,
 the run's next owner writes it. Only when the mark is as durable as the entry may a rest leave out
-the name of the message: if a failover could undo the mark, the message would be there again.
+the name of the message: if a failover could undo the mark, the message would be there again. An
+embedded message (see `embedding`) is removed instead of marked: in the background, and otherwise by
+the rest that replaces the entry which consumed it, in the same write.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +23,12 @@ from perdure.store import INBOX_PAGE, Message
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo import connection
 from perdure.stores.mongo.documents import unpack
-from perdure.stores.mongo.journal import consumed_messages, message_name, read_logs
+from perdure.stores.mongo.journal import (
+    consumed_messages,
+    is_embedded,
+    message_name,
+    read_logs,
+)
 from perdure.stores.mongo.schema import Collections, gather_all
 from perdure.stores.mongo.updates import HEADER, Document, incarnation_of
 
@@ -34,21 +41,39 @@ _OLD_NUMBERS = -(10**16)
 class Inbox(NamedTuple):
     """What a run's document contains about its messages.
 
-    This is the number of the last one, how many are unconsumed, and the numbers and times of the
-    newest by name.
+    This is the number of the last one, how many are unconsumed, the numbers and times of the newest
+    by name, the embedded messages, and whether others have documents.
     """
 
     incarnation: str
     last: int
     unconsumed: int
     newest: Mapping[str, tuple[int, datetime]]
+    embedded: Sequence[Message]
+    has_documents: bool
+
+    @property
+    def embedded_names(self) -> set[str]:
+        """The names of the embedded messages."""
+        return {message_name(each.id) for each in self.embedded}
+
+    def remaining(self, consumed_names: Collection[str]) -> list[Message]:
+        """Return the embedded messages without those that are known to be consumed."""
+        return [each for each in self.embedded if message_name(each.id) not in consumed_names]
 
 
 def inbox_of(run: Mapping[str, Any]) -> Inbox:
     """Return what a run's document contains about its messages."""
     newest = {each["name"]: (each["number"], each["at"]) for each in run.get("newest", ())}
+    embedded = [_embedded(each) for each in run.get("newest", ()) if "payload" in each]
     last = run.get("messageCount", 0)
-    return Inbox(incarnation_of(run), last, unconsumed_count(run), newest)
+    has_documents = last > run.get("embeddedCount", 0)
+    return Inbox(incarnation_of(run), last, unconsumed_count(run), newest, embedded, has_documents)
+
+
+def _embedded(message: Mapping[str, Any]) -> Message:
+    id = f"{message['number']}:{message['name']}"
+    return Message(id, message["event"], message["payload"], message["at"])
 
 
 def inboxes_of(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Inbox]:
@@ -73,8 +98,9 @@ async def first_messages(db: Collections, inboxes: Mapping[str, Inbox]) -> dict[
     large = [key for key, inbox in inboxes.items() if inbox.unconsumed > INBOX_PAGE]
     small: dict[str, list[Any]] = {key: [] for key in inboxes if key not in large}
     pages = await gather_all([_page(db, key, inboxes[key], None, INBOX_PAGE) for key in large])
-    if small:
-        async for document in db.inbox.find({"run": {"$in": [*small]}, "consumed": False}):
+    if with_documents := [key for key in small if inboxes[key].has_documents]:
+        condition = {"run": {"$in": with_documents}, "consumed": False}
+        async for document in db.inbox.find(condition):
             small[document["run"]].append(document)
     in_order = {
         key: _in_order(documents, inboxes[key])[:INBOX_PAGE] for key, documents in small.items()
@@ -86,6 +112,14 @@ async def _page(
     db: Collections, key: str, inbox: Inbox, after: int | None, limit: int | None
 ) -> list[Message]:
     """Return messages after a number, not marked as consumed, in order."""
+    documents = await _documents(db, key, inbox, after, limit) if inbox.has_documents else []
+    messages = _in_order(documents, inbox)
+    return [each for each in messages if after is None or number_of(each.id) > after][:limit]
+
+
+async def _documents(
+    db: Collections, key: str, inbox: Inbox, after: int | None, limit: int | None
+) -> list[Any]:
     number_range: Document = (
         {"$lte": inbox.last} if after is None else {"$gt": after, "$lte": inbox.last}
     )
@@ -94,15 +128,15 @@ async def _page(
     unnumbered_documents = await db.inbox.find({**mine, "number": None}).to_list()
     cursor = db.inbox.find({**mine, "number": number_range}).sort("number")
     documents = await (cursor if limit is None else cursor.limit(limit)).to_list()
-    messages = _in_order([*unnumbered_documents, *documents], inbox)
-    return [each for each in messages if after is None or number_of(each.id) > after][:limit]
+    return [*unnumbered_documents, *documents]
 
 
 def _in_order(documents: Iterable[Mapping[str, Any]], inbox: Inbox) -> list[Message]:
+    """Return the messages of documents and the embedded ones, in the order of their numbers."""
     # A message that gets its number while the index is read may be found twice.
     by_id = {document["_id"]: document for document in documents}
     messages = filter(None, (_message(document, inbox) for document in by_id.values()))
-    return sorted(messages, key=lambda message: number_of(message.id))
+    return sorted([*inbox.embedded, *messages], key=lambda message: number_of(message.id))
 
 
 async def runs_with_messages(
@@ -112,11 +146,13 @@ async def runs_with_messages(
 
     `consumed_names` are messages that are known to be consumed but not marked yet.
     """
-    if not inboxes:
-        return set()
+    runs = {key for key, inbox in inboxes.items() if inbox.remaining(consumed_names)}
+    others = [key for key, inbox in inboxes.items() if inbox.has_documents and key not in runs]
+    if not others:
+        return runs
     fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
-    cursor = db.inbox.find({"run": {"$in": [*inboxes]}, "consumed": False}, fields)
-    return {
+    cursor = db.inbox.find({"run": {"$in": others}, "consumed": False}, fields)
+    return runs | {
         document["run"]
         async for document in cursor
         if _number(document, inboxes[document["run"]]) is not None
@@ -160,6 +196,16 @@ async def has_awaited_message(
     db: Collections, key: str, inbox: Inbox, consumed_names: Collection[str], awaits: Sequence[str]
 ) -> bool:
     """Return whether the inbox has an unconsumed message with an awaited name."""
+    if any(message.name in awaits for message in inbox.remaining(consumed_names)):
+        return True
+    return inbox.has_documents and await _has_awaited_document(
+        db, key, inbox, consumed_names, awaits
+    )
+
+
+async def _has_awaited_document(
+    db: Collections, key: str, inbox: Inbox, consumed_names: Collection[str], awaits: Sequence[str]
+) -> bool:
     condition = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
     fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
     cursor = db.inbox.find(condition, fields)
@@ -179,8 +225,8 @@ def is_awaited(
 
 
 def message_keys(run: str, ids: Iterable[str]) -> list[str]:
-    """Return the `_id` of a run's messages."""
-    return [f"{run}\0{message_name(id)}" for id in ids]
+    """Return the `_id`s of a run's messages, except for embedded ones, which have none."""
+    return [f"{run}\0{name}" for name in map(message_name, ids) if not is_embedded(name)]
 
 
 async def mark_consumed(inbox: connection.Collection, keys: Sequence[str]) -> None:
@@ -192,6 +238,13 @@ async def mark_consumed(inbox: connection.Collection, keys: Sequence[str]) -> No
         await inbox.update_many({"_id": {"$in": to_keep}}, update)
     if to_delete:
         await inbox.delete_many({"_id": {"$in": to_delete}})
+
+
+async def remove_embedded(runs: connection.Collection, key: str, names: Iterable[str]) -> None:
+    """Remove consumed messages from a run's document."""
+    if embedded := [*filter(is_embedded, names)]:
+        update = {"$pull": {"newest": {"name": {"$in": embedded}}}}
+        await runs.update_one({"_id": key}, update)
 
 
 def number_of(id: str) -> int:

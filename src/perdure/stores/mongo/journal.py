@@ -25,6 +25,7 @@ from perdure.stores.mongo.schema import Collections, insert
 
 MAX_POSITION_AGE = timedelta(minutes=5)
 SEAL_TTL = timedelta(days=1)
+EMBEDDED = "e"
 _MANY_POSITIONS = 10_000
 _BATCH_SIZE = 10_000
 
@@ -112,6 +113,11 @@ def message_name(id: str) -> str:
     return name if name and number.lstrip("-").isdecimal() else id
 
 
+def is_embedded(name: str) -> bool:
+    """Return whether a message, given by its name, is embedded in its run's document."""
+    return name.partition(".")[2].startswith(EMBEDDED)
+
+
 def consumed_by(logs: Iterable[Log]) -> set[str]:
     """Return the names of the messages that the entries of logs consumed."""
     entries = (entry for log in logs for entry in log.entries)
@@ -163,8 +169,8 @@ class Position:
     `is_certain` is false while a write is unanswered. `has_older_logs` says that logs of earlier
     epochs count too. `messages` are the events of the messages that were unconsumed at the time of
     the grant, by name; `consumed` are the messages that entries consumed since the last rest, and
-    `consumed_count` is how many were consumed before it. `unmarked` are messages that entries of
-    this lease consumed and whose marks are not written yet.
+    `consumed_count` is how many were consumed before it. `unmarked` are those of `consumed` whose
+    marks are not written yet, or that are still embedded.
     """
 
     epoch: int
@@ -225,7 +231,7 @@ class Positions:
                 position.unmarked.add(name)
 
     def mark_done(self, run: str, epoch: int, ids: Iterable[str]) -> None:
-        """Note that consumed messages were marked."""
+        """Note that consumed messages were marked or removed."""
         position = self.get(run, epoch)
         if position is not None:
             position.unmarked.difference_update(map(message_name, ids))

@@ -4,8 +4,9 @@ Each step of an upgrade can be repeated, and several processes may perform it at
 the layout is written last, so that after a crash, another process repeats all steps. A database
 with a higher number belongs to a newer version and is refused.
 
-Layout 1 has no number. Versions that know only layout 1 refuse layout 2, because its index of due
-runs has the same name as theirs but other fields.
+Layout 1 has no number. Versions that know only layout 1 refuse later ones, because their index of
+due runs has the same name as theirs but other fields. Layout 3 differs from layout 2 only in that
+runs can contain messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ from perdure.stores.mongo.schema import (
 )
 from perdure.stores.mongo.updates import HAS_WAKE_TIME, Pipeline
 
-LAYOUT = 2
+LAYOUT = 3
+_WITH_QUEUES = 2
 _ID = "layout"
 _BATCH_SIZE = 1_000
 # The indexes of layout 1 that layout 2 replaces.
@@ -41,7 +43,7 @@ async def prepare(db: Collections) -> None:
     stored_layout = await db.layout.find_one({"_id": _ID})
     number = 1 if stored_layout is None else stored_layout["number"]
     check_layout(f"collection {db.runs.name}", number, LAYOUT, alternative="collection")
-    if number < LAYOUT:
+    if number < _WITH_QUEUES:
         await _drop_old_indexes(db)
     await create_indexes(db.runs, RUN_INDEXES)
     await create_indexes(db.journal, JOURNAL_INDEXES)
@@ -67,8 +69,9 @@ async def _drop_index(collection: Collection, keys: Mapping[str, int]) -> None:
 async def _upgrade(db: Collections, number: int) -> None:
     try:
         await _add_queues(db)
-        if number < LAYOUT:
+        if number < _WITH_QUEUES:
             await _count_messages(db)
+        if number < LAYOUT:
             await db.layout.update_one({"_id": _ID}, {"$max": {"number": LAYOUT}}, upsert=True)
     except OperationFailure as error:
         # A read-only user can use a database that others upgrade.

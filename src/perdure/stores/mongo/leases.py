@@ -45,7 +45,10 @@ from perdure.stores.mongo.updates import (
 )
 
 # The fields that show a change of the run, and those needed to find its messages.
-_STATE = {**STATE_FIELDS, "newest": 1, "consumedCount": 1, "consumedSince": 1}
+_STATE = {
+    **STATE_FIELDS,
+    **dict.fromkeys(("newest", "embeddedCount", "consumedCount", "consumedSince"), 1),
+}
 _MAX_ATTEMPTS = 3
 # Limited, because for each run, the server searches the list of all leases of the statement.
 _MAX_LEASES = 500
@@ -246,13 +249,13 @@ class Leases:
     async def _lease_and_read(
         self, db: Collections, due_runs: Mapping[str, Any], owner: str, ttl: timedelta
     ) -> tuple[dict[str, Any], dict[str, list[Message]]]:
-        """Lease due runs, and read their messages at the same time.
+        """Lease due runs, and read the documents of their messages at the same time.
 
         The messages may be read before the lease is granted. They are used only for runs that did
         not change between the search and the lease: no owner consumed a message, and none was sent.
         """
         leasing = self._lease_due(db, [*due_runs], owner, ttl)
-        inboxes = inboxes_of(due_runs)
+        inboxes = {key: inbox for key, inbox in inboxes_of(due_runs).items() if inbox.has_documents}
         if not inboxes:
             return await leasing, {}
         runs, messages = await asyncio.gather(leasing, first_messages(db, inboxes))
@@ -291,11 +294,11 @@ class Leases:
         for condition in self._lease_conditions(leases):
             await db.runs.update_many(condition, [{"$set": {"wakeAt": from_now(ttl)}}])
         keys = [self._prefix + lease.id for lease in leases]
-        cursor = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
-        runs = {run["_id"]: run async for run in cursor}
         epochs = zip(keys, (lease.epoch for lease in leases), strict=True)
         # Read before the messages: messages that are marked in between are not found.
         unmarked_names = self._positions.unmarked(epochs)
+        cursor = db.runs.find({"_id": {"$in": keys}}, HEADER, batch_size=len(keys) + 1)
+        runs = {run["_id"]: run async for run in cursor}
         with_messages = await runs_with_messages(db, inboxes_of(runs), unmarked_names)
         return [
             self._renewed_lease(lease, runs.get(key), key in with_messages)

@@ -1,7 +1,7 @@
 """Save, load and delete whole runs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bson.objectid import ObjectId
@@ -18,8 +18,10 @@ from perdure.stores.mongo.inbox import (
     inbox_of,
     mark_consumed,
     message_keys,
+    remove_embedded,
 )
 from perdure.stores.mongo.journal import (
+    Log,
     consumed_by,
     consumed_messages,
     journal_data,
@@ -108,25 +110,34 @@ class Runs:
             return_document=ReturnDocument.BEFORE,
         )
         if previous is not None:
-            await self._close_logs(db, key, previous)
-            await self._wake_on_message(db, key, previous, rest)
+            logs = await self._close_logs(db, key, previous)
+            await self._wake_on_message(db, key, previous, logs, rest)
 
-    async def _close_logs(self, db: Collections, key: str, run: Mapping[str, Any]) -> None:
-        """Fence out the previous owners of a run, and remove their entries."""
-        if epochs := run.get("epochs"):
-            logs = await seal_logs(db, {key: epochs})
-            # The entries that consumed these messages are no longer part of the run, and their
-            # writer may not have marked the messages yet.
-            if consumed_names := consumed_by(logs[key]):
-                await mark_consumed(db.inbox, message_keys(key, consumed_names))
-            self._cleanup.delete_logs(key, epochs[-1])
+    async def _close_logs(self, db: Collections, key: str, run: Mapping[str, Any]) -> Sequence[Log]:
+        """Fence out the previous owners of a run, and remove their entries; return these."""
+        epochs = run.get("epochs")
+        if not epochs:
+            return ()
+        logs = (await seal_logs(db, {key: epochs}))[key]
+        # The entries that consumed these messages are no longer part of the run, and their writer
+        # may not have marked the messages yet.
+        if consumed_names := consumed_by(logs):
+            await mark_consumed(db.inbox, message_keys(key, consumed_names))
+            await remove_embedded(db.runs, key, consumed_names)
+        self._cleanup.delete_logs(key, epochs[-1])
+        return logs
 
     async def _wake_on_message(
-        self, db: Collections, key: str, previous: Mapping[str, Any], rest: Rest
+        self,
+        db: Collections,
+        key: str,
+        previous: Mapping[str, Any],
+        logs: Sequence[Log],
+        rest: Rest,
     ) -> None:
         if not (rest.awaits and previous.get("messageCount")):
             return
-        consumed_names = consumed_messages(previous)
+        consumed_names = consumed_messages(previous, logs)
         if await has_awaited_message(db, key, inbox_of(previous), consumed_names, rest.awaits):
             condition = {"_id": key, "owner": None, "awaits": [*rest.awaits]}
             await db.runs.update_one(condition, [{"$set": {"wakeAt": "$$NOW", "turn": 0}}])

@@ -1,11 +1,12 @@
 """Send messages: they are written first, and then counted by one write to the run's document.
 
 That write decides everything at once: it gives messages their numbers, finds out whether the run
-still exists and is not over, and wakes a run that awaits them. Messages of a sender that was killed
-before this write do not count; another sender of the same message completes it. A run that waits
-for an event is settled only if the number of its messages is still the one that its owner knows. So
-either the rest comes first, and the sender wakes the run; or the message does, and the owner checks
-the inbox before it settles the run.
+still exists and is not over, and wakes a run that awaits them. A few small messages are part of
+that write and have no documents (see `embedding`). Messages of a sender that was killed before this
+write do not count; another sender of the same message completes it. A run that waits for an event
+is settled only if the number of its messages is still the one that its owner knows. So either the
+rest comes first, and the sender wakes the run; or the message does, and the owner checks the inbox
+before it settles the run.
 
 A sender that completes another sender's message with a different payload counts it for that other
 sender: of all senders that use a dedup id, the one whose payload counts is told that its message
@@ -15,7 +16,7 @@ The run's document contains only the numbers of its newest messages. If there ar
 writes the numbers into the messages, and then removes them from the run.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from pymongo.errors import PyMongoError
 from perdure.snapshot import is_over
 from perdure.store import Delivery, NewMessage, Receipt
 from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack
+from perdure.stores.mongo.embedding import FIELDS, embed
 from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.inbox import (
     WITH_DEDUP_ID,
@@ -36,29 +38,24 @@ from perdure.stores.mongo.inbox import (
 )
 from perdure.stores.mongo.schema import Collections, insert, update_once
 from perdure.stores.mongo.updates import (
-    HAS_EXPIRED,
-    HEADER,
-    QUEUE_DEFAULTS,
-    STATUS_FIELDS,
+    MESSAGE_COUNT,
+    OVER,
     Document,
     Pipeline,
     by_id,
     equals,
     incarnation_of,
     status_of,
+    wake_if_awaited,
 )
 
 T = TypeVar("T")
 
-_FIELDS = {**HEADER, **STATUS_FIELDS}
 _MAX_NEWEST = 50
 # Limited, because for each run, the server searches the list of all runs of the statement.
 _MAX_RUNS = 500
 # All may be for one run, whose document must hold their numbers.
 _MAX_MESSAGES = 5_000
-_COUNT = {"$ifNull": ["$messageCount", 0]}
-_IS_DUE = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
-_OVER = ["completed", "failed", "cancelled"]
 
 
 @dataclass(slots=True)
@@ -144,25 +141,44 @@ class _Batch:
 
 async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> list[Receipt]:
     """Put messages in the inboxes of runs, and wake the runs that await them."""
+    embedded, runs = await embed(db, prefix, messages)
+    if embedded:
+        return embedded
     receipts: dict[int, Receipt] = {}
     for start in range(0, len(messages), _MAX_MESSAGES):
-        batches: dict[str, _Batch] = {}
-        for index, message in enumerate(messages[start : start + _MAX_MESSAGES], start):
-            key = prefix + message.to
-            batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
-        remaining = [batches[key] for key in sorted(batches)]
+        remaining = _batches(prefix, messages[start : start + _MAX_MESSAGES], start)
         while remaining:
-            remaining = await _send(db, remaining, receipts)
+            runs = runs or await _find_runs(db, remaining)
+            remaining = await _send(db, remaining, runs, receipts)
+            runs = {}
     return [receipts[index] for index in range(len(messages))]
 
 
+def _batches(prefix: str, messages: Sequence[NewMessage], start: int) -> list[_Batch]:
+    """Return the messages of each run, whose positions in the call begin with `start`."""
+    batches: dict[str, _Batch] = {}
+    for index, message in enumerate(messages, start):
+        key = prefix + message.to
+        batches.setdefault(key, _Batch(key)).messages.append(_Outgoing(index, message))
+    return [batches[key] for key in sorted(batches)]
+
+
 async def _send(
-    db: Collections, batches: Sequence[_Batch], receipts: dict[int, Receipt]
+    db: Collections,
+    batches: Sequence[_Batch],
+    runs: Mapping[str, Any],
+    receipts: dict[int, Receipt],
 ) -> list[_Batch]:
     """Send the messages; return the batches of runs that were changed in the meantime."""
-    # Runs are read before messages: a message without a number that its run does not know did not
-    # count.
-    present = await _read_runs(db, batches, receipts)
+    present: list[_Batch] = []
+    for batch in batches:
+        if _is_same_run(batch, runs.get(batch.key)):
+            # Read before the messages: one without a number that its run does not know did not
+            # count.
+            batch.read(runs[batch.key])
+            present.append(batch)
+        else:
+            receipts.update(await _withdraw(db, batch))
     await _insert(db, present)
     await _look_up(db, present)
     updated_runs = await _count_all(db, [batch for batch in present if batch.events])
@@ -173,31 +189,15 @@ async def _send(
         else:
             receipts.update(_receipts(batch, updated_runs.get(batch.key, batch.run)))
     for run in updated_runs.values():
-        if len(run["newest"]) > _MAX_NEWEST:
-            await _number_messages(db, run)
+        newest = [each for each in run["newest"] if "payload" not in each]
+        if len(newest) > _MAX_NEWEST:
+            await _number_messages(db, run, newest)
     return changed_batches
-
-
-async def _read_runs(
-    db: Collections, batches: Sequence[_Batch], receipts: dict[int, Receipt]
-) -> list[_Batch]:
-    """Read the runs, and return the batches of those that exist."""
-    runs = await _find_runs(db, batches)
-    present: list[_Batch] = []
-    for batch in batches:
-        if _is_same_run(batch, runs.get(batch.key)):
-            batch.read(runs[batch.key])
-            present.append(batch)
-        else:
-            # The run was deleted, perhaps in the meantime, and its inbox with it.
-            await _withdraw(db, batch)
-            receipts.update({each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages})
-    return present
 
 
 async def _find_runs(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
     keys = [batch.key for batch in batches]
-    cursor = db.runs.find({"_id": {"$in": keys}}, _FIELDS, batch_size=len(keys) + 1)
+    cursor = db.runs.find({"_id": {"$in": keys}}, FIELDS, batch_size=len(keys) + 1)
     return {run["_id"]: run async for run in cursor}
 
 
@@ -207,9 +207,11 @@ def _is_same_run(batch: _Batch, run: Any) -> bool:
     return incarnation_of(batch.run) == incarnation_of(run)
 
 
-async def _withdraw(db: Collections, batch: _Batch) -> None:
+async def _withdraw(db: Collections, batch: _Batch) -> dict[int, Receipt]:
+    """Delete the messages: their run was deleted, perhaps in the meantime, with its inbox."""
     if batch.inserted_ids:
         await db.inbox.delete_many({"_id": {"$in": [*batch.inserted_ids]}})
+    return {each.index: Receipt(Delivery.UNKNOWN) for each in batch.messages}
 
 
 async def _insert(db: Collections, batches: Iterable[_Batch]) -> None:
@@ -281,7 +283,7 @@ async def _repeated(batches: Sequence[_Batch], write: Callable[[], Awaitable[T]]
 
 async def _count_one(db: Collections, batch: _Batch) -> Any:
     update = count_messages({"$literal": batch.uncounted_messages()})
-    return await update_once(db.runs, _are_unchanged([batch]), update, _FIELDS)
+    return await update_once(db.runs, _are_unchanged([batch]), update, FIELDS)
 
 
 async def _count_many(db: Collections, batches: Sequence[_Batch]) -> dict[str, Any]:
@@ -340,7 +342,8 @@ async def _find_moved(db: Collections, batches: Sequence[_Batch]) -> None:
 
 def _has_counted(batch: _Batch, run: Any) -> bool:
     """Return whether the update of this call counted messages of this batch."""
-    return bool(batch.moved) or any(each["by"] in batch.senders for each in run.get("newest", ()))
+    newest = run.get("newest", ())
+    return bool(batch.moved) or any(each.get("by") in batch.senders for each in newest)
 
 
 def count_messages(messages: Document) -> Pipeline:
@@ -351,24 +354,18 @@ def count_messages(messages: Document) -> Pipeline:
     """
     numbered_message = {
         "name": {"$arrayElemAt": ["$new.name", "$$this"]},
-        "number": {"$add": [_COUNT, "$$this", 1]},
+        "number": {"$add": [MESSAGE_COUNT, "$$this", 1]},
         "at": "$$NOW",
         "by": {"$arrayElemAt": ["$new.by", "$$this"]},
     }
     new_messages = {"$map": {"input": {"$range": [0, {"$size": "$new"}]}, "in": numbered_message}}
-    awaited_events = {"$setIntersection": ["$new.event", {"$ifNull": ["$awaits", []]}]}
-    # A run with an owner awaits nothing.
-    wakes = {"$and": [{"$ne": [awaited_events, []]}, {"$not": [_IS_DUE]}]}
     return [
-        {"$set": {"new": {"$cond": [{"$in": ["$status", _OVER]}, [], _new_messages(messages)]}}},
+        {"$set": {"new": {"$cond": [{"$in": ["$status", OVER]}, [], _new_messages(messages)]}}},
         {
             "$set": {
                 "newest": {"$concatArrays": [{"$ifNull": ["$newest", []]}, new_messages]},
-                "messageCount": {"$add": [_COUNT, {"$size": "$new"}]},
-                "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
-                "turn": {"$cond": [wakes, 0, "$turn"]},
-                # A run of an older version is not in the index of due runs until it has these.
-                **QUEUE_DEFAULTS,
+                "messageCount": {"$add": [MESSAGE_COUNT, {"$size": "$new"}]},
+                **wake_if_awaited("$new.event"),
             }
         },
         {"$unset": "new"},
@@ -387,7 +384,7 @@ def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
     total, newest = unconsumed_count(run), run.get("newest", ())
     counted_names = batch.counted_names | {each["name"] for each in newest}
     senders = batch.senders
-    numbers = {each["name"]: each["number"] for each in newest if each["by"] in senders}
+    numbers = {each["name"]: each["number"] for each in newest if each.get("by") in senders}
     numbers |= batch.moved
     count = total - len(numbers)
     receipts: dict[int, Receipt] = {}
@@ -402,9 +399,8 @@ def _receipts(batch: _Batch, run: Any) -> dict[int, Receipt]:
     return receipts
 
 
-async def _number_messages(db: Collections, run: Any) -> None:
+async def _number_messages(db: Collections, run: Any, newest: Sequence[Any]) -> None:
     """Write the numbers of a run's newest messages into their documents."""
-    newest = run["newest"]
     writes = [
         UpdateOne(
             {"_id": f"{run['_id']}\0{each['name']}"},
@@ -416,5 +412,6 @@ async def _number_messages(db: Collections, run: Any) -> None:
     # Removed only now: until here, the run's document was the only place with the numbers.
     last = newest[-1]["number"]
     same_run = {"_id": run["_id"], "incarnation": run.get("incarnation")}
-    update = {"$pull": {"newest": {"number": {"$lte": last}}}, "$max": {"numbered": last}}
+    numbered = {"number": {"$lte": last}, "payload": {"$exists": False}}
+    update = {"$pull": {"newest": numbered}, "$max": {"numbered": last}}
     await db.runs.update_one(same_run, update)

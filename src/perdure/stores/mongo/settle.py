@@ -9,7 +9,7 @@ from typing import NamedTuple
 from perdure.stores.mongo.batch import RunBatch
 from perdure.stores.mongo.documents import encode_snapshot, size_of
 from perdure.stores.mongo.inbox import is_awaited
-from perdure.stores.mongo.journal import message_name
+from perdure.stores.mongo.journal import is_embedded, message_name
 from perdure.stores.mongo.schema import MAX_COMMAND_SIZE, Collections
 from perdure.stores.mongo.updates import Document, is_owned, rest_fields, settle_runs
 
@@ -18,10 +18,14 @@ _MAX_RUNS = 500
 
 
 class SettledRun(NamedTuple):
-    """What a rest writes; with `checks_count`, only if the run has exactly that many messages."""
+    """What a rest writes; with `checks_count`, only if the run has exactly that many messages.
+
+    `embedded` are the embedded messages that it removes, because they are consumed.
+    """
 
     batch: RunBatch
     fields: Document
+    embedded: list[str]
     checks_count: bool
     message_count: int | None
 
@@ -34,7 +38,8 @@ async def settle(db: Collections, batches: Iterable[RunBatch]) -> int:
         for part in _parts(run for run in settled_runs if run.checks_count is checks_count):
             epochs = {run.batch.key: run.batch.last.epoch for run in part}
             counts = {run.batch.key: run.message_count for run in part} if checks_count else None
-            update = settle_runs({run.batch.key: run.fields for run in part})
+            embedded = [name for run in part for name in run.embedded]
+            update = settle_runs({run.batch.key: run.fields for run in part}, embedded)
             result = await db.runs.update_many(is_owned(epochs, counts), update)
             count += result.matched_count
     return count
@@ -58,12 +63,21 @@ def _settled_run(batch: RunBatch) -> SettledRun:
     due = is_awaited(position.messages, consumes, rest.awaits)
     body = encode_snapshot(entry.data, f"the snapshot of run {entry.id!r}")
     # The rest replaces the journal, which shows that an unmarked message is consumed.
-    unmarked_names = [*position.unmarked.union(consumes)]
+    embedded, unmarked_names = divide(position.unmarked.union(consumes))
     fields = rest_fields(entry, rest, body, unmarked_names, due=due)
     if consumed_names := position.consumed | {*consumes}:
         fields["consumedCount"] = position.consumed_count + len(consumed_names)
     checks_count = bool(rest.awaits) and not due
-    return SettledRun(batch, fields, checks_count, position.message_count or None)
+    return SettledRun(batch, fields, embedded, checks_count, position.message_count or None)
+
+
+def divide(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return which of these messages are embedded in a run, and which have documents."""
+    embedded: list[str] = []
+    others: list[str] = []
+    for name in names:
+        (embedded if is_embedded(name) else others).append(name)
+    return embedded, others
 
 
 def _parts(runs: Iterable[SettledRun]) -> Iterator[list[SettledRun]]:

@@ -14,9 +14,11 @@ A stored run is `_id`, `snapshot` and `updatedAt`, as awaitly writes them, and i
 `claim`         marks the documents that one call leased or created
 `incarnation`   the claim that created the run: distinguishes it from earlier runs of its id
 `messageCount`  how many messages were ever sent to it: the number of the last one
-`newest`        the last messages, with their numbers: their own documents have none yet
+`embeddedCount` how many of these were embedded in it; the others have their own documents
+`newest`        the last messages, with their numbers: their own documents have none yet, and those
+                with a `payload` have no document
 `numbered`      the number up to which messages have theirs in their documents
-`consumed`      messages that the last rest consumed
+`consumed`      messages with documents that the last rest consumed
 `consumedCount` how many messages were consumed up to the last rest
 `consumedSince` how many were consumed by entries since then
 """
@@ -42,6 +44,7 @@ HEADER: Document = {
     "settled": 1,
     "incarnation": 1,
     "messageCount": 1,
+    "embeddedCount": 1,
     "newest": 1,
     "numbered": 1,
     "consumed": 1,
@@ -51,6 +54,8 @@ HEADER: Document = {
     "wakeAt": 1,
 }
 STATE_FIELDS: Document = {"epochs": 1, "settled": 1, "incarnation": 1, "messageCount": 1}
+MESSAGE_COUNT: Document = {"$ifNull": ["$messageCount", 0]}
+OVER = ["completed", "failed", "cancelled"]
 STATUS_FIELDS: Document = {
     "status": 1,
     "snapshot.execution.status": 1,
@@ -64,6 +69,7 @@ IS_DUE = {"wakeAt": HAS_WAKE_TIME, "$expr": HAS_EXPIRED}
 _MILLISECOND = timedelta(milliseconds=1)
 _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
+_HAS_PASSED = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
 # Documents of awaitly have neither; the index of due runs needs them.
 QUEUE_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
 # Runs of an older version do not have this field, but the time is part of their incarnation.
@@ -284,6 +290,7 @@ def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> P
     header = {
         "_id": "$_id",
         "messageCount": "$messageCount",
+        "embeddedCount": "$embeddedCount",
         "newest": "$newest",
         "numbered": "$numbered",
         "consumed": "$consumed",
@@ -297,6 +304,19 @@ def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> P
     }
     document_fields = {"$mergeObjects": [{"$literal": document}, header]}
     return [{"$replaceWith": {"$let": {"vars": {"epoch": epoch}, "in": document_fields}}}]
+
+
+def wake_if_awaited(events: object) -> Document:
+    """Return the fields that wake an unowned run that awaits one of these events."""
+    awaited_events = {"$setIntersection": [events, {"$ifNull": ["$awaits", []]}]}
+    # A run with an owner awaits nothing.
+    wakes = {"$and": [{"$ne": [awaited_events, []]}, {"$not": [_HAS_PASSED]}]}
+    return {
+        "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
+        "turn": {"$cond": [wakes, 0, "$turn"]},
+        # A run of an older version is not in the index of due runs until it has these.
+        **QUEUE_DEFAULTS,
+    }
 
 
 def rest_header(rest: Rest) -> Document:
@@ -332,8 +352,11 @@ def rest_fields(
     return fields
 
 
-def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
-    """Return the update that writes rests, given by `_id`: snapshot, header and end of lease."""
+def settle_runs(rests: Mapping[str, Document], embedded: Sequence[str] = ()) -> Pipeline:
+    """Return the update that writes rests, given by `_id`: snapshot, header and end of lease.
+
+    `embedded` are the names of embedded messages that were consumed since the last rests.
+    """
     old_fields = ["owner", "packed", "consumed", "consumedSince", "wakeAt", "turn"]
     corrections: Document = {}
     if all("tags" in fields for fields in rests.values()):
@@ -343,7 +366,16 @@ def settle_runs(rests: Mapping[str, Document]) -> Pipeline:
         corrections["tags"] = {"$ifNull": ["$tags", "$$REMOVE"]}
     if any(fields.get("wakeAt") is True for fields in rests.values()):
         corrections["wakeAt"] = {"$cond": [{"$eq": ["$wakeAt", True]}, "$$NOW", "$wakeAt"]}
+    if embedded:
+        corrections["newest"] = _without(embedded)
     times = {"updatedAt": "$$NOW", "createdAt": _CREATED_AT}
     document = {"$mergeObjects": ["$$ROOT", by_id(rests), times]}
     stages: Pipeline = [{"$unset": old_fields}, {"$replaceWith": document}]
     return [*stages, {"$set": corrections}] if corrections else stages
+
+
+def _without(names: Sequence[str]) -> Document:
+    """Return the expression for a run's newest messages without these; no other run has them."""
+    is_other = {"$not": [{"$in": ["$$this.name", {"$literal": [*names]}]}]}
+    others = {"$filter": {"input": "$newest", "cond": is_other}}
+    return {"$cond": [{"$isArray": ["$newest"]}, others, "$$REMOVE"]}

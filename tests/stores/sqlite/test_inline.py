@@ -4,19 +4,35 @@ writer thread."""
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from perdure.store import Entry, Grant, LeaseRequest, Verdict
+from perdure.snapshot import RunStatus
+from perdure.store import (
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewRun,
+    Rest,
+    SupportedVersions,
+    Verdict,
+)
 from perdure.stores.sqlite import SqliteStore, sqlite
 from perdure.stores.sqlite import inline as inline_module
+from perdure.stores.sqlite.connection import commit_round
 from perdure.stores.sqlite.inline import InlineCommit
-from perdure.stores.sqlite.threads import Checkpoint
+from perdure.stores.sqlite.jobs import Checkpoint
+from perdure.stores.sqlite.runs import Verb
+from perdure.stores.sqlite.statements import Outcome
+from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
+
+T = TypeVar("T")
 
 MINUTE = timedelta(minutes=1)
 
@@ -26,13 +42,27 @@ class Run:
 
     def __init__(self, store: SqliteStore, epoch: int) -> None:
         self.store = store
-        self._epoch = epoch
+        self.epoch = epoch
         self._n = 0
 
     async def append(self) -> Verdict:
         self._n += 1
-        [verdict] = await self.store.append([Entry("run", self._epoch, self._n, delta("a"))])
+        [verdict] = await self.store.append([Entry("run", self.epoch, self._n, delta("a"))])
         return verdict
+
+
+def finish(verb: Verb[T], outcomes: Sequence[Outcome], connection: sqlite3.Connection) -> T:
+    """Run the remaining rounds of an operation, and return its result."""
+    try:
+        while True:
+            outcomes = commit_round(connection, verb.send(outcomes))
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+def rest(run: Run, status: RunStatus, *awaits: str) -> Entry:
+    return Entry("run", run.epoch, 1, as_json(snapshot()), rest=Rest(status, None, awaits))
 
 
 @pytest.fixture
@@ -124,6 +154,71 @@ async def test_a_write_that_fails_inline_is_repeated_by_the_thread(
     loaded = await run.store.load("run")
     assert loaded is not None
     assert list(loaded["steps"]) == ["a"]
+
+
+async def test_a_message_and_a_claim_are_committed_inline(run: Run, attempts: list[bool]) -> None:
+    """From a signal to the next step, no thread is woken."""
+    await run.store.append([rest(run, "waiting", "go")])
+    await send_one(run.store, "run", "go", b"1")
+    [grant] = await run.store.claim("me", MINUTE, 10)
+    assert [message.name for message in grant.inbox] == ["go"]
+    assert attempts == [True, True, True]
+
+
+async def test_many_runs_are_claimed_by_the_thread(run: Run, attempts: list[bool]) -> None:
+    """They would block the event loop; nothing was leased before they were counted."""
+    ids = [f"due {number}" for number in range(5)]
+    await run.store.enqueue([NewRun(id, "flow", as_json(snapshot())) for id in ids])
+    grants = await run.store.claim("me", MINUTE, 10)
+    assert [grant.lease.id for grant in grants] == ids
+    assert attempts == [False]
+
+
+async def test_a_claim_keeps_its_leases_if_more_runs_become_due(run: Run, tmp_path: Path) -> None:
+    """Another process takes one of the few due runs, and then there are many."""
+    supports = [SupportedVersions("flow", 0, 1)]
+    new = [NewRun(str(number), "flow", as_json(snapshot())) for number in range(8)]
+    await run.store.enqueue(new[:2])
+    verb = run.store._backend._leases.claim("me", MINUTE, 10, supports, {"": 10}, at_most=2)
+    with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as connection:
+        two_due = commit_round(connection, next(verb))
+        await run.store.claim("other", MINUTE, 1, supports=supports)
+        await run.store.enqueue(new[2:])
+        runs = finish(verb, two_due, connection)
+    assert [each.lease.id for each in runs] == ["1", "2", "3", "4", "5", "6", "7"]
+
+
+async def test_slow_claims_do_not_block_the_event_loop(run: Run, attempts: list[bool]) -> None:
+    """They may read many rows to find few. After a while it is tried again."""
+    run.store._backend._database._inline._average_claim = 70.0
+    for _ in range(3):
+        assert await run.store.claim("me", MINUTE, 10) == []
+    assert attempts == []
+    await run.store.claim("me", MINUTE, 10)
+    assert attempts == [True]
+
+
+async def test_a_claim_that_finds_nothing_needs_no_lock(
+    run: Run, attempts: list[bool], tmp_path: Path
+) -> None:
+    """An idle worker does not delay the writers of other processes, nor wait for them."""
+    with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert await run.store.claim("me", MINUTE, 10) == []
+    assert attempts == [True]
+
+
+async def test_a_claim_that_finds_nothing_does_not_count_as_a_commit(
+    run: Run, attempts: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polling is fast on a slow disk, too: that must not make the next write block the loop."""
+    durations: list[float] = []
+    monkeypatch.setattr(InlineCommit, "record_duration", lambda _, each: durations.append(each))
+    await run.store.claim("me", MINUTE, 10)
+    assert attempts == [True]
+    assert durations == []
+    await run.append()
+    assert len(durations) == 1
 
 
 async def test_nothing_is_appended_to_the_log_during_a_checkpoint(

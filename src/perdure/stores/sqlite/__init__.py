@@ -31,7 +31,7 @@ def sqlite(
 
     With `durability="full"` a completed write survives a power loss; with `"normal"` a power loss
     may lose the most recent writes. `busy_timeout` is how long to wait for another process's
-    transaction. Workers notice changes by other processes within about 30 ms.
+    transaction. Workers notice changes by other processes within about 40 ms.
 
         store = sqlite("workflow.db", prefix="orders:")
     """

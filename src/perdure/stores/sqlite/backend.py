@@ -59,7 +59,11 @@ class SqliteSchemaBackend(ABC):
 
     @abstractmethod
     async def _write(
-        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
+        self,
+        verb: Callable[[], Verb[T]],
+        *,
+        repeatable: bool = False,
+        inline: bool = False,
     ) -> T:
         """Run an operation and return its result once it is committed.
 
@@ -86,14 +90,15 @@ class SqliteSchemaBackend(ABC):
         return await self._write(partial(self._runs.delete, id))
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
-        inline = len(entries) == 1 and len(entries[0].data) < _SMALL
         verb = partial(self._runs.append, entries)
+        inline = len(entries) == 1 and len(entries[0].data) < _SMALL
         return await self._write(verb, repeatable=True, inline=inline)
 
     async def acquire(self, requests: Sequence[LeaseRequest]) -> Sequence[Granted | None]:
+        verb = partial(self._leases.acquire, requests)
         inline = len(requests) == 1 and len(requests[0].create or b"") < _SMALL
-        runs = await self._write(partial(self._leases.acquire, requests), inline=inline)
-        return [one and _grant(one) for one in runs]
+        runs = await self._write(verb, inline=inline)
+        return [one and as_grant(one) for one in runs]
 
     async def owners(self, ids: Sequence[str]) -> Sequence[Ownership | None]:
         return await self._read(partial(self._leases.owners, ids))
@@ -130,7 +135,9 @@ class SqliteSchemaBackend(ABC):
         return await self._read(partial(self._leases.queues, now, limit, low, high))
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
-        return await self._write(partial(self._inboxes.send, messages))
+        verb = partial(self._inboxes.send, messages)
+        inline = len(messages) == 1 and len(messages[0].payload) < _SMALL
+        return await self._write(verb, inline=inline)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         return await self._read(partial(self._inboxes.inbox, id, after, limit))
@@ -166,8 +173,8 @@ class SqliteSchemaBackend(ABC):
     async def counts(self, query: Query, cap: int) -> Sequence[Count]:
         return await self._read(partial(self._searches.counts, query, cap))
 
-    async def _claim(self, verb: Callable[[], Verb[Sequence[LeasedRun]]]) -> Sequence[Granted]:
-        return [_grant(one) for one in await self._write(verb)]
+    async def _claim(self, verb: Callable[..., Verb[Sequence[LeasedRun]]]) -> Sequence[Granted]:
+        return [as_grant(one) for one in await self._write(verb)]
 
 
 def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
@@ -177,7 +184,8 @@ def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:
         return merge_journal(as_snapshot(codec.loads(parts[0]), updated_at), *deltas)
 
 
-def _grant(run: LeasedRun) -> Granted:
+def as_grant(run: LeasedRun) -> Granted:
+    """Return the grant of a leased run, or `Unreadable` if it cannot be read."""
     lease, now = run.lease, run.now
     return read_grant(
         lease,

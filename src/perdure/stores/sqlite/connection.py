@@ -1,12 +1,12 @@
 """Connections to a SQLite file: opening them, running operations, waiting for locks, errors."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from perdure.clock import SystemClock
 from perdure.errors import StoreCorrupted, StoreError, StoreNotOpened, StoreUnavailable
@@ -15,6 +15,7 @@ from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
 
 T = TypeVar("T")
+RunRound: TypeAlias = Callable[[sqlite3.Connection, Sequence[Statement]], Sequence[Outcome]]
 
 MINIMUM_VERSION = (3, 35, 0)
 
@@ -77,12 +78,37 @@ def execute(connection: sqlite3.Connection, statement: Statement) -> Outcome:
     return Outcome(rows, cursor.rowcount)
 
 
-def drive(connection: sqlite3.Connection, verb: Verb[T]) -> T:
+def execute_round(
+    connection: sqlite3.Connection, statements: Sequence[Statement]
+) -> Sequence[Outcome]:
+    """Run one round of an operation, in a transaction that the caller has begun."""
+    return [execute(connection, one) for one in statements]
+
+
+def commit_round(
+    connection: sqlite3.Connection, statements: Sequence[Statement]
+) -> Sequence[Outcome]:
+    """Run one round of an operation, and commit it."""
+    if len(statements) == 1:
+        # SQLite makes it a transaction, and Python gives up its lock once instead of three times:
+        # while the event loop is busy, a thread waits for that lock after each call of SQLite.
+        return execute_round(connection, statements)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        outcomes = execute_round(connection, statements)
+        connection.execute("COMMIT")
+    except BaseException:
+        rollback(connection)
+        raise
+    return outcomes
+
+
+def drive(connection: sqlite3.Connection, verb: Verb[T], run_round: RunRound = execute_round) -> T:
     """Run all rounds of an operation on this connection and return its result."""
     try:
         statements = next(verb)
         while True:
-            statements = verb.send([execute(connection, one) for one in statements])
+            statements = verb.send(run_round(connection, statements))
     except StopIteration as done:
         result: T = done.value
         return result

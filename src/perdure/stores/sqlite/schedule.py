@@ -88,6 +88,10 @@ QUEUES = """
 """
 
 
+class TooManyDue(Exception):
+    """More runs are due than a claim was meant for."""
+
+
 class Range(NamedTuple):
     """Versions of a workflow, both ends included; `unbound` is 0 to include unversioned runs."""
 
@@ -129,12 +133,19 @@ class ScheduleVerbs(LeaseVerbs):
         queues: Mapping[str, int],
         *,
         separately: bool = False,
+        at_most: int | None = None,
     ) -> Verb[Sequence[LeasedRun]]:
-        """Lease the due runs, earliest first; with `separately`, read them in another round."""
+        """Lease the due runs, earliest first; with `separately`, read them in another round.
+
+        Raise `TooManyDue`, without a lease, if more than `at_most` are due.
+        """
         runs: list[LeasedRun] = []
         while True:
             quotas = _remaining_quotas(queues, runs)
             due = yield from self._due(limit - len(runs), supports, quotas)
+            # Not after a lease was granted, which no process would use.
+            if at_most is not None and not runs and len(due) > at_most:
+                raise TooManyDue
             new_runs = yield from self._claim(due, owner, ttl, separately=separately)
             runs += new_runs
             # Others may have claimed some between two transactions, so look for more.

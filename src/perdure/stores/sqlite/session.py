@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.stores.sqlite.connection import begin, drive, execute, translate_error
+from perdure.stores.sqlite.jobs import ExclusiveJob
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.statements import Outcome, Statement
-from perdure.stores.sqlite.threads import Database, ExclusiveJob
+from perdure.stores.sqlite.threads import Database
 from perdure.stores.sqlite.transaction import Session, Values
 
 T = TypeVar("T")

@@ -3,18 +3,21 @@
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
 from perdure.store import NewRun
 from perdure.stores._joining import JoiningShell
+from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores._watching import Notifications
-from perdure.stores.sqlite.backend import SqliteSchemaBackend, read_run
+from perdure.stores.sqlite.backend import SqliteSchemaBackend, as_grant, read_run
 from perdure.stores.sqlite.connection import translate_error
 from perdure.stores.sqlite.joining import Execute, drive_in, join
+from perdure.stores.sqlite.leases import LeasedRun
 from perdure.stores.sqlite.notify import NEWEST_DUE, watching
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.session import FileSession
@@ -23,6 +26,9 @@ from perdure.stores.sqlite.threads import Database
 from perdure.stores.sqlite.transaction import Session, check_not_inside
 
 T = TypeVar("T")
+
+# More runs are not claimed on the event loop, however fast the disk is.
+_FEW = 4
 
 
 class FileBackend(SqliteSchemaBackend):
@@ -85,7 +91,11 @@ class FileBackend(SqliteSchemaBackend):
         self._database.stop()
 
     async def _write(
-        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
+        self,
+        verb: Callable[[], Verb[T]],
+        *,
+        repeatable: bool = False,
+        inline: bool = False,
     ) -> T:
         check_not_inside(self._database)
         return await self._database.write(verb, inline=inline)
@@ -93,6 +103,13 @@ class FileBackend(SqliteSchemaBackend):
     async def _read(self, verb: Callable[[], Verb[T]]) -> T:
         check_not_inside(self._database)
         return await self._database.read(verb)
+
+    async def _claim(self, verb: Callable[..., Verb[Sequence[LeasedRun]]]) -> Sequence[Granted]:
+        check_not_inside(self._database)
+        claimed = self._database.claim_inline(partial(verb, at_most=_FEW))
+        if claimed is None:
+            return await super()._claim(verb)
+        return [as_grant(one) for one in claimed[0]]
 
     async def _session(self) -> Session:
         check_not_inside(self._database)

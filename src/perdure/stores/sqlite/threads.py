@@ -1,26 +1,26 @@
 """The threads that own a SQLite file's connections: one writes, two read.
 
 The writer takes all jobs that were queued while it was busy, and commits them as one transaction,
-so that many writes share the cost of one commit. In WAL mode, readers never wait.
+so that many writes share the cost of one commit. A job that it runs alone is committed round by
+round, most of which are a single statement. In WAL mode, readers never wait.
 """
 
 import asyncio
 import os
 import sqlite3
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from perdure.clock import SystemClock
 from perdure.errors import StoreClosed, StoreError
 from perdure.stores._durability import Durability
 from perdure.stores.sqlite.connection import (
     begin,
+    commit_round,
     drive,
     open_connection,
     retry_while_busy,
@@ -28,8 +28,10 @@ from perdure.stores.sqlite.connection import (
     translate_error,
 )
 from perdure.stores.sqlite.inline import InlineCommit
+from perdure.stores.sqlite.jobs import Checkpoint, ExclusiveJob, Job, OpenFile, deliver
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schema import Schema
+from perdure.stores.sqlite.statements import Outcome, Statement
 from perdure.stores.sqlite.watch import FileWatch
 
 T = TypeVar("T")
@@ -40,79 +42,7 @@ MEMORY = ":memory:"
 _READERS = 2
 _MAX_BATCH = 1000
 _CHANGES_PER_CHECKPOINT = 250
-
-
-class Job(Generic[T]):
-    """An operation, and the future of its result. Each attempt calls `verb` again."""
-
-    __slots__ = ("_error", "_result", "_verb", "future")
-
-    def __init__(self, verb: Callable[[], Verb[T]]) -> None:
-        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._verb = verb
-        self._result: T
-        self._error: BaseException | None = None
-
-    def run(self, connection: sqlite3.Connection) -> None:
-        """Run the operation in a thread that owns a connection, unless the caller was cancelled."""
-        if not self.future.cancelled():
-            self._result = drive(connection, self._verb())
-
-    def fail(self, error: BaseException) -> None:
-        """Let `resolve` raise this error."""
-        self._error = error
-
-    def resolve(self) -> None:
-        """Resolve the future, in its event loop."""
-        if self.future.done():
-            return
-        if self._error is None:
-            self.future.set_result(self._result)
-        else:
-            self.future.set_exception(self._error)
-
-
-class ExclusiveJob(ABC):
-    """A job with exclusive use of a thread's connection, outside any transaction."""
-
-    @abstractmethod
-    def serve(self, connection: sqlite3.Connection) -> None:
-        """Run the job, in the thread."""
-
-    @abstractmethod
-    def refuse(self, error: BaseException) -> None:
-        """Handle, in the thread, that the connection could not be opened."""
-
-
-class OpenFile(ExclusiveJob):
-    """Opens and migrates the file, before any other job of the writer."""
-
-    def __init__(self) -> None:
-        self.job: Job[None] = Job(_no_statements)
-
-    def serve(self, connection: sqlite3.Connection) -> None:
-        self.job.run(connection)
-        _deliver([self.job])
-
-    def refuse(self, error: BaseException) -> None:
-        self.job.fail(error)
-        _deliver([self.job])
-
-
-class Checkpoint(ExclusiveJob):
-    """Moves the log into the file, as far as no reader still needs the old pages."""
-
-    def __init__(self, done: Callable[[], None]) -> None:
-        self._done = done
-
-    def serve(self, connection: sqlite3.Connection) -> None:
-        with suppress(sqlite3.Error):
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        self._done()
-
-    def refuse(self, error: BaseException) -> None:
-        """Do nothing else: without the checkpoint, the log only stays longer."""
-        self._done()
+_FEW_ROWS = 16
 
 
 class _Reader:
@@ -146,7 +76,7 @@ class _Reader:
             retry_while_busy(partial(job.run, connection), self._path, self._busy_timeout)
         except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
             job.fail(translate_error(error, self._path))
-        _deliver([job])
+        deliver([job])
 
     def _move_log(self, checkpoint: Checkpoint) -> None:
         try:
@@ -186,7 +116,7 @@ class _Writer:
             else:
                 jobs = self._batch(job)
                 self._serve(jobs)
-                _deliver(jobs)
+                deliver(jobs)
         if self._connection is not None:
             self._connection.close()
 
@@ -202,6 +132,9 @@ class _Writer:
         return jobs
 
     def _serve(self, jobs: Sequence[Job[Any]]) -> None:
+        if len(jobs) == 1:
+            self._serve_alone(jobs[0])
+            return
         try:
             connection = self._connection = self._connection or self._connect()
             begin(connection, self._path, self._busy_timeout)
@@ -218,14 +151,34 @@ class _Writer:
             connection.execute("COMMIT")
             self._record_duration(self._clock.monotonic() - start)
             self._record_changes(connection.total_changes - changes_before)
-        except BaseException as error:  # noqa: BLE001 - raised where the jobs are awaited
+        except BaseException:  # noqa: BLE001 - raised where the jobs are awaited
             self._roll_back(connection)
-            if len(jobs) == 1:
-                jobs[0].fail(translate_error(error, self._path))
-                return
             # Nothing was committed. Run one at a time, only the bad job fails.
             for job in jobs:
-                self._serve([job])
+                self._serve_alone(job)
+
+    def _serve_alone(self, job: Job[Any]) -> None:
+        """Run a job, and commit each of its rounds."""
+        try:
+            connection = self._connection = self._connection or self._connect()
+            changes_before, start = connection.total_changes, self._clock.monotonic()
+            job.run(connection, self._commit_round)
+            seconds = self._clock.monotonic() - start
+            changes = connection.total_changes - changes_before
+            # A job that changes nothing is not committed, and a large one takes long on any disk.
+            if 0 < changes <= _FEW_ROWS:
+                self._record_duration(seconds)
+            self._record_changes(changes)
+        except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
+            if self._connection is not None:
+                self._roll_back(self._connection)
+            job.fail(translate_error(error, self._path))
+
+    def _commit_round(
+        self, connection: sqlite3.Connection, statements: Sequence[Statement]
+    ) -> Sequence[Outcome]:
+        commit = partial(commit_round, connection, statements)
+        return retry_while_busy(commit, self._path, self._busy_timeout)
 
     def _serve_exclusive(self, job: ExclusiveJob) -> None:
         try:
@@ -266,17 +219,32 @@ class Database:
             lambda: self._writes.put(Checkpoint(self._inline.resume)),
         )
 
-    async def write(self, verb: Callable[[], Verb[T]], *, inline: bool = False) -> T:
+    async def write(
+        self,
+        verb: Callable[[], Verb[T]],
+        *,
+        inline: bool = False,
+    ) -> T:
         """Run an operation and return its result once committed, here if `inline` is possible."""
         self._check_open()
         # Handing a job to the thread and its result back takes almost as long as the commit.
-        if inline and self._is_migrated and self.path != MEMORY and self._writes.empty():
+        if inline and self._can_commit:
             outcome = self._inline.commit(verb)
             if outcome is not None:
                 return outcome[0]
         job = Job(verb)
         self._writes.put(job)
         return await job.future
+
+    def claim_inline(self, verb: Callable[[], Verb[T]]) -> tuple[T] | None:
+        """Claim runs here, and return the result; `None` if the writer thread should do that."""
+        self._check_open()
+        return self._inline.claim(verb) if self._can_commit else None
+
+    @property
+    def _can_commit(self) -> bool:
+        """Whether this thread may write: the file is open, and no earlier write waits."""
+        return self._is_migrated and self.path != MEMORY and self._writes.empty()
 
     async def read(self, verb: Callable[[], Verb[T]]) -> T:
         """Run an operation that only reads committed data, and return its result."""
@@ -394,25 +362,6 @@ class Database:
         return connection
 
 
-def _no_statements() -> Verb[None]:
-    yield ()
-
-
 def _join(threads: Sequence[Thread]) -> None:
     for thread in threads:
         thread.join()
-
-
-def _deliver(jobs: Sequence[Job[Any]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
-    for job in jobs:
-        by_loop.setdefault(job.future.get_loop(), []).append(job)
-    for loop, finished_jobs in by_loop.items():
-        # If the loop was closed in the meantime, nothing awaits the jobs.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, finished_jobs)
-
-
-def _resolve(jobs: Sequence[Job[Any]]) -> None:
-    for job in jobs:
-        job.resolve()

@@ -30,7 +30,7 @@ class ServedDashboard:
     def __init__(self, store_url: str, *, works: bool = False, **options: Any) -> None:
         self.store_url = store_url
         self._works = works
-        self._options = {"auth": allow_all, **options}
+        self._options: dict[str, Any] = {"auth": allow_all, "url": store_url, **options}
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._store: Any = None

@@ -40,13 +40,13 @@ async def test_an_update_keeps_folds_focus_and_scroll_position(
 ) -> None:
     page = await open_page(f"{shop.url}/runs/{RUN}", height=400)
     await expect(page.locator("#live")).to_have_attribute("data-state", "live")
-    await page.locator("details[data-fold=details] > summary").click()
+    await page.locator("details[data-key=output] > summary").click()
     await page.evaluate("window.scrollTo(0, 200)")
     await shop.run(pause)
     await expect(page.locator("main")).to_contain_text("Paused by ana", timeout=3000)
-    assert await page.locator("details[data-fold=details]").get_attribute("open") is not None
+    assert await page.locator("details[data-key=output]").get_attribute("open") is not None
     assert await page.evaluate("window.scrollY") == 200
-    assert await page.evaluate("document.activeElement.textContent") == "Details"
+    assert await page.evaluate("document.activeElement.textContent") == "Output"
 
 
 async def test_eight_tabs_load_although_the_browser_has_six_connections(

@@ -15,7 +15,7 @@ from tests.browser.serving import ServedDashboard
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
 KEPT = Path(__file__).parents[2] / "docs" / "images"
-SIZE = {"width": 1180, "height": 620}
+SIZE = {"width": 1180, "height": 664}
 MAX_BYTES = 120_000
 
 

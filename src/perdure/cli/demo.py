@@ -2,6 +2,7 @@
 
 import tempfile
 import webbrowser
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,7 +26,8 @@ async def demo(settings: Settings, port: int) -> None:
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
         url = f"sqlite:///{Path(folder) / 'shop.db'}"
         # The dashboard comes first: a port in use is reported before the shop is filled.
-        async with open_store(url) as store, serve(store, port=port, person=settings.by) as address:
+        server = partial(serve, port=port, person=settings.by, url=url)
+        async with open_store(url) as store, server(store) as address:
             message(settings, "Filling the shop with a day and a half of orders.")
             await seed_past(url)
             async with living_shop(url, say=lambda text: message(settings, printable(text))):

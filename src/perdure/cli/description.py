@@ -12,11 +12,18 @@ from perdure.cli.output import Output
 from perdure.insights.model import Percentiles, Tally
 from perdure.insights.words import duration, tally_words
 
+_FOR_CHARTS = ("durations_by_hour",)
+"""Fields with a struct for each hour, which are too long to read."""
+
 
 def describe(output: Output, value: Any, indent: str = "") -> Iterator[str]:
     """Yield the non-empty fields of a struct or a mapping, with their contents indented."""
     fields = value if isinstance(value, Mapping) else msgspec.structs.asdict(value)
-    visible_fields = {str(name): each for name, each in fields.items() if not _is_empty(each)}
+    visible_fields = {
+        str(name): each
+        for name, each in fields.items()
+        if name not in _FOR_CHARTS and not _is_empty(each)
+    }
     width = max(map(len, visible_fields), default=0) + 2
     for name, each in visible_fields.items():
         title = indent + printable(name.replace("_", " "))

@@ -40,14 +40,14 @@ async def dashboard(
 
     hook: Any = None if auth is None else imported(auth)
     async with (
-        opened_store(settings) as (store, _),
+        opened_store(settings) as (store, url),
         serve(
-            store, host=host, port=port, auth=hook, person=settings.by, read_only=read_only
-        ) as url,
+            store, host=host, port=port, auth=hook, person=settings.by, read_only=read_only, url=url
+        ) as address,
     ):
-        click.echo(url)
+        click.echo(address)
         if opens:
-            webbrowser.open(url)
+            webbrowser.open(address)
         await until_signalled()
 
 

@@ -1,6 +1,7 @@
 """Commands that show the whole store, or follow a run: overview, top and watch."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -19,12 +20,13 @@ from perdure.engine.tasks import detached
 from perdure.insights import Insights
 from perdure.insights.model import Attention, Overview, RunFacts, StepRow, Tally, WorkerRow
 from perdure.insights.words import count_words, duration, tally_words
-from perdure.snapshot import is_over
 from perdure.snapshot.labels import label_of
 
 LIVE = ("running", "suspended", "waiting", "queued", "paused")
 OVER = ("completed", "failed", "cancelled")
 REFRESH = 2.0
+
+_DURATION = re.compile(r"\b[\d,.]+ (?:ms|s|min|h|days?)\b")
 
 
 @command
@@ -159,8 +161,8 @@ class Follower:
         self._ask = ask
         self._run_id = run_id
         self._output = Output(settings)
-        self._last_key: str | None = None
-        self._sentence = ""
+        self._printed: set[tuple[str, datetime | None]] = set()
+        self._last_news: tuple[str, str] | None = None
 
     async def run(self) -> str:
         """Print until the run ends; return its status."""
@@ -175,17 +177,31 @@ class Follower:
         return status
 
     async def _print(self, facts: RunFacts) -> None:
-        page = await self._ask.steps(self._run_id, after=self._last_key)
-        for step in page.steps:
-            self._last_key = step.key
-            self._line(_step_text(self._output, step), step.ended_at)
-        if facts.why.sentence != self._sentence or is_over(facts.run.status):
-            self._sentence = facts.why.sentence
+        # All of them: their order can change when the run is written as a whole, and an operator
+        # can remove some, which are then recorded again.
+        page = await self._ask.steps(self._run_id, limit=sys.maxsize)
+        records = {(step.key, step.ended_at): step for step in page.steps}
+        new_records = [record for record in records if record not in self._printed]
+        for record in new_records:
+            self._line(_step_text(self._output, records[record]), record[1])
+        self._printed = set(records)
+        news = _news_in(facts)
+        # After a record, a run that waits may do so for the same reason as before.
+        if news != self._last_news or (new_records and facts.why.situation != "running"):
+            self._last_news = news
             status = styled_status(self._output, facts.run.status)
-            self._line(f"{status}  {printable(self._sentence)}")
+            self._line(f"{status}  {printable(facts.why.sentence)}")
 
     def _line(self, text: str, at: datetime | None = None) -> None:
         click.echo(f"{Output.clock(at)}  {text}")
+
+
+def _news_in(facts: RunFacts) -> tuple[str, str]:
+    """Return the status, and the sentence without what differs whenever it is formed."""
+    if facts.why.situation == "running" and not facts.in_flight:
+        # It is about the last record, which has a line of its own.
+        return facts.run.status, facts.run.worker
+    return facts.run.status, _DURATION.sub("", facts.why.sentence)
 
 
 def _step_text(output: Output, step: StepRow) -> str:

@@ -45,8 +45,9 @@ class Dashboard:
     without it, every request is refused. `read_only` limits everyone to viewing. `redact` defines
     what is hidden in values. `environment` is shown on every page ("production"). With
     `live="poll"` pages ask for changes every few seconds, for proxies that buffer streams.
-    `show_source` shows the source of workflows. With `audit_reveals`, the audit trail records who
-    saw hidden values of a run. `hosts` are the only accepted values of the header Host.
+    `show_source` shows the source of a runtime's workflows. With `audit_reveals`, the audit trail
+    records who saw hidden values of a run. `url` is the address of a store, as pages show it; a
+    runtime knows its own. `hosts` are the only accepted values of the header Host.
 
         app = Starlette(routes=[Mount("/perdure", Dashboard(runtime, auth=allow_all))])
     """
@@ -62,6 +63,7 @@ class Dashboard:
         live: Literal["sse", "poll"] = "sse",
         show_source: bool = False,
         audit_reveals: bool = False,
+        url: str = "",
         hosts: Iterable[str] = (),
         clock: Clock = SystemClock(),
         random: Random | None = None,
@@ -77,7 +79,7 @@ class Dashboard:
         self._limit = protection.RateLimit(clock)
         flags = {"read_only": read_only, "show_source": show_source, "audit_reveals": audit_reveals}
         options: dict[str, Any] = {name: check_flag(flag, name) for name, flag in flags.items()}
-        options |= {"environment": environment, "live": live}
+        options |= {"environment": environment, "live": live, "url": url}
         self._boards = new_boards(runtime_or_store, redact, clock, **options)
         self._lives = {name: Live(clock) for name in self._boards}
         self._app = GZipMiddleware(self._respond, minimum_size=1024)

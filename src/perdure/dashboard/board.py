@@ -1,9 +1,10 @@
 """What every view works with: insights, operations and options for one store."""
 
 import asyncio
+import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -14,6 +15,7 @@ from perdure.insights import NOTHING_REDACTED, Insights, Redact
 from perdure.insights.redaction import DEFAULT_REDACTION
 from perdure.operations import Operations
 from perdure.runtime import Runtime
+from perdure.runtime.definition import Definition
 from perdure.store import Store
 
 Stores: TypeAlias = Runtime | Store | Mapping[str, Runtime | Store]
@@ -31,7 +33,10 @@ _MAX_REVEALS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One store of a dashboard; without a `name` the only one. `raw_insights` do not redact."""
+    """One store of a dashboard; without a `name` the only one. `raw_insights` do not redact.
+
+    `sources` is the code of workflows by name and version, if it is shown.
+    """
 
     insights: Insights
     raw_insights: Insights
@@ -40,9 +45,9 @@ class Board:
     environment: str = ""
     read_only: bool = False
     live: Literal["sse", "poll"] = "sse"
-    show_source: bool = False
     has_types: bool = False
     audit_reveals: bool = False
+    sources: Mapping[tuple[str, int], str] = field(default_factory=dict)
     _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_READS))
     _reveals: set[tuple[str, str, str]] = field(default_factory=set)
 
@@ -81,18 +86,36 @@ def new_boards(stores: Stores, redact: Redact, clock: Clock, **options: Any) -> 
     return {name: _new_board(stores[name], redact, clock, name=name, **options) for name in stores}
 
 
-def _new_board(source: Runtime | Store, redact: Redact, clock: Clock, **options: Any) -> Board:
+def _new_board(
+    source: Runtime | Store,
+    redact: Redact,
+    clock: Clock,
+    *,
+    url: str,
+    show_source: bool,
+    **options: Any,
+) -> Board:
     if isinstance(source, Runtime):
-        store, workflows, url = source.store, source.registry.definitions, source.url
+        store, workflows, url = source.store, source.registry.definitions, url or source.url
     else:
-        store, workflows, url = source, [], ""
+        store, workflows = source, []
     return Board(
         insights=Insights(store, redact=redact, clock=clock, url=url),
         raw_insights=Insights(store, redact=NOTHING_REDACTED, clock=clock, url=url),
         operations=Operations(store, via="dashboard", workflows=workflows, clock=clock),
         has_types=bool(workflows),
+        sources=_sources(workflows) if show_source else {},
         **options,
     )
+
+
+def _sources(workflows: Iterable[Definition[Any, Any]]) -> dict[tuple[str, int], str]:
+    sources: dict[tuple[str, int], str] = {}
+    for each in workflows:
+        # Code that was entered or generated has none.
+        with suppress(OSError):
+            sources[each.name, each.version] = inspect.getsource(each.fn)
+    return sources
 
 
 async def read_region(reading: Awaitable[Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from perdure.dashboard import values
 from perdure.dashboard.visit import NOTICE_COOKIE, Visit
-from perdure.insights import Frame, Term, to_json, words
+from perdure.insights import Frame, Term, charts, to_json, words
+from perdure.insights.outline import Outline
 from perdure.snapshot import RunStatus
 from perdure.snapshot.labels import label_of
 from perdure.urls import encode_id
@@ -32,8 +32,6 @@ _FOLDER = Path(__file__).parent
 _STATIC = {path.name: path.read_bytes() for path in sorted((_FOLDER / "static").iterdir())}
 _STATIC_VERSION = hashlib.sha256(repr(_STATIC).encode()).hexdigest()[:12]
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript"}
-# The numbers with which the axis of a chart can end.
-_TOPS = (4, 5, 6, 8, *(int(n * 10**p) for p in range(1, 12) for n in (1, 1.5, 2, 3, 4, 5, 6, 8)))
 
 
 def static_response(name: str) -> Response:
@@ -83,7 +81,7 @@ _FILTERS: dict[str, Any] = {
     "number": "{:,}".format,
     "log": math.log,
     "shell": shlex.join,
-    "outline": values.Outline,
+    "outline": Outline,
     "frame_groups": frame_groups,
     "label": label_of,
 }
@@ -92,7 +90,7 @@ _GLOBALS: dict[str, Any] = {
     "statuses": get_args(RunStatus),
     "chart_windows": CHART_WINDOWS,
     "error_windows": ERROR_WINDOWS,
-    "tops": _TOPS,
+    "charts": charts,
     "encode_id": encode_id,
     "quote_term": quote_term,
 }

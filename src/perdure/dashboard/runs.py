@@ -1,7 +1,7 @@
 """The list of runs, and one run."""
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -10,6 +10,7 @@ from perdure.dashboard.rendering import quote_term, render
 from perdure.dashboard.visit import Visit
 from perdure.errors import InvalidArgument, RunNotFound
 from perdure.insights import Comparison, Insights, InvalidQuery, ParsedQuery, timeline
+from perdure.insights.steps import Part
 from perdure.insights.words import visible
 from perdure.operations.verbs import VERBS
 
@@ -92,29 +93,29 @@ async def _insights_for(visit: Visit) -> Insights:
 
 
 async def _show_missing(visit: Visit, run_id: str) -> Response:
-    """Show runs with similar ids, and whether an operator deleted the run."""
-    prefix = run_id[: max(len(run_id) // 2, 1)]
+    """Show runs with similar ids, and what operators did to this one."""
+    insights, prefix = visit.board.insights, run_id[: max(len(run_id) // 2, 1)]
     try:
-        similar = (await visit.board.insights.runs(quote_term("", prefix), limit=10)).runs
+        similar = (await insights.runs(quote_term("", prefix), limit=10)).runs
+        # A bare word is the beginning of an id.
+        acts = (await insights.acts(quote_term("", run_id), limit=10)).acts
     except InvalidArgument:
-        similar = ()
+        similar = acts = ()
     data = {"error": "not found", "run": run_id}
-    return render(visit, "run_missing.html", data, status=404, run_id=run_id, similar=similar)
+    context: dict[str, Any] = {"run_id": run_id, "similar": similar}
+    context["acts"] = [act for act in acts if act.run_id == run_id]
+    return render(visit, "run_missing.html", data, status=404, **context)
 
 
 async def download(visit: Visit) -> Response:
-    """Return the input, the output or the value of a step as a file, or the run for an import."""
-    insights, run_id = await _insights_for(visit), visit.params["run"]
-    part = visit.choice("part", ("payload", "output", "step"), "payload")
-    value: Any
-    if visit.path.endswith("/export"):
-        part, value = "run", await insights.export(run_id)
-    elif part == "step":
-        value = (await insights.step(run_id, visit.query.get("key", ""))).value
-    else:
-        value = getattr(await insights.run(run_id), part)
+    """Send the input, the output or the value of a step as a file, or the run for an import."""
+    insights, part = await _insights_for(visit), "run"
+    if visit.path.endswith("/value"):
+        part = visit.choice("part", ("payload", "output", "step"), "payload")
+    key = visit.query.get("key", "")
+    chunks = await insights.download(visit.params["run"], cast(Part, part), key)
     headers = {"Content-Disposition": f'attachment; filename="{part}.json"'}
-    return Response(msgspec.json.encode(value), 200, headers, "application/json")
+    return StreamingResponse(chunks, 200, headers, "application/json")
 
 
 async def compare(visit: Visit) -> Comparison | None:

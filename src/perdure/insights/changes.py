@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from perdure.clock import Clock
-from perdure.durable.session import notified_of_settled_runs
+from perdure.durable.timers import wait_until_set
+from perdure.durable.watchers import notified_of_settled_runs
 from perdure.engine.tasks import detached
 from perdure.errors import PerdureError, StoreError
 from perdure.store import Store, can_notify
@@ -89,15 +90,7 @@ class Changes:
 
     async def _rest(self) -> None:
         """Sleep briefly, or until a notification arrives."""
-        timer = detached(self._wake_after(_TICK))
-        try:
-            await self._wake_up.wait()
-        finally:
-            timer.cancel()
-
-    async def _wake_after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-        self._wake_up.set()
+        await wait_until_set(self._wake_up, self._clock, _TICK)
 
     async def _listen(self) -> None:
         while can_notify(self._store):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import asdict
 
@@ -53,6 +54,17 @@ def kind_of(store: object) -> str:
     """Return the name of a built-in store, such as "sqlite", or the name of its class."""
     package, _, name = type(store).__module__.partition("perdure.stores.")
     return type(store).__name__ if package or not name else name.partition(".")[0]
+
+
+def name_of(store: object, url: str) -> str:
+    """Return "db/shop" for a database, "shop.db" for a file, or the kind of a store without URL."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return kind_of(store)
+    path = unquote(parts.path).rstrip("/").rpartition("/")[2]
+    return "/".join(filter(None, (host, path))) or kind_of(store)
 
 
 def _sentences(declared: Capabilities) -> tuple[str, ...]:

@@ -4,9 +4,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from msgspec.structs import replace
 
+from perdure.insights.durations import HOUR, durations_by_hour, percentiles
 from perdure.insights.model import (
     DefinitionFacts,
     Percentiles,
@@ -28,7 +30,6 @@ from perdure.presence import (
     read_throughput,
     read_workers,
 )
-from perdure.presence.durations import percentile, total
 from perdure.runtime.versions import count_versions
 from perdure.snapshot import RunStatus
 from perdure.store import Count, Query, SearchStore
@@ -39,7 +40,6 @@ COUNTED = 1_000
 EXAMINED = 1000
 """The maximum number of live runs of a workflow that are examined."""
 
-_HOUR = timedelta(hours=1)
 MEASURED = timedelta(days=1)
 """The window for durations of runs and steps."""
 
@@ -111,6 +111,7 @@ async def _rows(
     )
     spans = await spans_by_workflow(store)
     by_workflow, capped = versions
+    hourly = partial(durations_by_hour, since=now - MEASURED + HOUR, now=now)
     names = {each.workflow for each in counts if each.workflow}
     names.update(each.workflow for each in definitions)
     names.update(each.workflow for one in live for each in one.workflows)
@@ -129,6 +130,7 @@ async def _rows(
             definitions=_definitions(definitions, name),
             kept_for=spans.get(name, {}),
             by_hour=_by_hour(throughput, name, now),
+            durations_by_hour=hourly(throughput, workflow=name) if query.workflows else (),
         )
         for name in sorted(names)
     )
@@ -183,9 +185,9 @@ def _durations(throughput: Iterable[Throughput], name: str) -> Percentiles | Non
 
 def _by_hour(throughput: Iterable[Throughput], name: str, now: datetime) -> tuple[int, ...]:
     """Return how many runs ended in each hour, the current one last."""
-    counts = [0] * (MEASURED // _HOUR)
+    counts = [0] * (MEASURED // HOUR)
     for each in throughput:
-        ago = (now - each.hour) // _HOUR
+        ago = (now - each.hour) // HOUR
         if name in each.workflows and 0 <= ago < len(counts):
             ended = each.workflows[name]
             counts[-1 - ago] += ended.completed + ended.failed + ended.cancelled
@@ -199,13 +201,6 @@ def _steps(throughput: Iterable[Throughput], name: str) -> dict[str, Percentiles
             for step, classes in each.workflows[name].steps.items():
                 durations.setdefault(step, []).append(classes)
     return {step: percentiles(classes) for step, classes in sorted(durations.items())}
-
-
-def percentiles(durations: Iterable[Sequence[int]]) -> Percentiles:
-    """Return the percentiles of several counted durations together."""
-    classes = total(durations)
-    p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
-    return Percentiles(sum(classes), p50, p95, p99)
 
 
 def _lost_row(last: Throughput) -> WorkerRow:

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from perdure.clock import Duration, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.insights.fleet import percentiles
+from perdure.insights.durations import durations_by_hour, percentiles
 from perdure.insights.model import HistoryPoint, WorkerHistory
 from perdure.presence import Minute, read_throughput
 from perdure.store import SearchStore
@@ -38,7 +38,8 @@ async def history(store: SearchStore, window: Duration, now: datetime) -> Worker
             if 0 <= n < len(points):
                 points[n].add(minute)
     by_name = {name: percentiles(counts) for name, counts in sorted(durations.items())}
-    return WorkerHistory(tuple(point.row() for point in points), step, by_name)
+    rows = tuple(point.row() for point in points)
+    return WorkerHistory(rows, step, by_name, durations_by_hour(documents, start, now))
 
 
 class _Point:

@@ -1,7 +1,7 @@
 """`Insights`: everything an operator can ask about the runs of a store."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 
 from msgspec.structs import replace
@@ -61,7 +61,7 @@ from perdure.insights.rows import row_of
 from perdure.insights.run import run_facts
 from perdure.insights.search import Search
 from perdure.insights.state import RunState, Snapshots, read_state
-from perdure.insights.steps import step_detail, steps_page
+from perdure.insights.steps import Part, step_detail, steps_page, value_of
 from perdure.insights.terms import Term
 from perdure.insights.why import why
 from perdure.presence import read_switches, read_workers
@@ -177,11 +177,16 @@ class Insights:
         """Yield a run now and after each change, until it is over."""
         check_id(run_id, "run_id")
         async with watch_run(self._store, self._clock, run_id, reports=True) as watch:
+            last_change = None
             while True:
                 if await watch.next() is None:
                     raise RunNotFound(run_id)
                 facts = await self.run(run_id)
-                yield facts
+                # Read after the watch saw the run, these may already be those of the next change.
+                change = (facts.run.revision, facts.progress, facts.note)
+                if change != last_change:
+                    yield facts
+                last_change = change
                 if is_over(facts.run.status):
                     return
 
@@ -195,11 +200,30 @@ class Insights:
         """
         return Changes(self, self._store, self._clock, reading).rounds(topics)
 
+    @property
+    def store_name(self) -> str:
+        """A short name of the store: its host and database, its file, or its kind."""
+        return checks.name_of(self._store, self._url)
+
     async def export(self, run_id: str) -> Bundle:
         """Return a run with its snapshot and inbox, redacted, with a checksum."""
         state, inbox = await asyncio.gather(self._state(run_id), self._inbox(run_id))
         # Redacting a large run takes seconds, in which this process must do other work.
         return await asyncio.to_thread(export.bundle_of, state, inbox)
+
+    async def download(
+        self, run_id: str, part: Part = "run", key: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        """Return JSON in chunks: a run as `export` returns it, or one of its values.
+
+        With the part `"step"`, that is the value of the step with this key. Each chunk is made when
+        it is asked for, so that a large run needs little memory.
+        """
+        if part == "run":
+            state, inbox = await asyncio.gather(self._state(run_id), self._inbox(run_id))
+            return _in_thread(export.bundle_chunks(state, inbox))
+        value = value_of(await self._snapshot(run_id), part, key)
+        return _in_thread(export.value_chunks(value, self._redact))
 
     async def compare(self, left: str, right: str) -> Comparison:
         """Return how the payloads and the records of two runs differ."""
@@ -336,3 +360,9 @@ class Insights:
     async def _owners(self) -> dict[str, frozenset[str]]:
         """Return the owner ids of the live and the lost workers."""
         return await fleet.owners(self._store, self._clock.now())
+
+
+async def _in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield chunks that take long to make, so that this process can do other work."""
+    while chunk := await asyncio.to_thread(next, chunks, b""):
+        yield chunk

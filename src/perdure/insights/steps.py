@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from statistics import median_low
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from perdure.errors import InvalidArgument
 from perdure.insights.beginning import beginning
+from perdure.insights.chunks import UserValue
 from perdure.insights.failures import error_of, first_line
 from perdure.insights.model import StepDetail, StepGroup, StepRow, StepsPage
 from perdure.insights.preview import preview
@@ -20,6 +21,9 @@ from perdure.snapshot import Snapshot
 from perdure.snapshot.labels import label_of
 from perdure.snapshot.rollback import UNDO
 from perdure.validation import RESERVED
+
+Part: TypeAlias = Literal["run", "payload", "output", "step"]
+"""What of a run can be downloaded."""
 
 _COUNT = re.compile(r"(?:#\d+|\[\d+\])+$")
 
@@ -33,7 +37,7 @@ def steps_page(
     page = keys[first : first + limit]
     rows = tuple(step_row(key, snapshot["steps"][key], redact) for key in page)
     is_last = first + limit >= len(keys)
-    return StepsPage(rows, len(keys), None if is_last or not page else page[-1])
+    return StepsPage(rows, len(keys), None if is_last or not page else page[-1], first)
 
 
 def step_detail(snapshot: Snapshot, key: str, redact: Redact, *, whole: bool) -> StepDetail:
@@ -52,6 +56,17 @@ def step_detail(snapshot: Snapshot, key: str, redact: Redact, *, whole: bool) ->
         later=len(keys) - position - 1,
         arguments=read(record.get("arguments"), (*path, "arguments")),
     )
+
+
+def value_of(snapshot: Snapshot, part: Part, key: str = "") -> UserValue:
+    """Return the input or the output of a run, or the value of the step with this key."""
+    if part == "payload":
+        return UserValue((snapshot.get("metadata") or {}).get("input"), ("payload",))
+    if part == "output":
+        return UserValue(snapshot["execution"].get("output"), ("output",))
+    _position(list(snapshot["steps"]), key)
+    record: Mapping[str, Any] = snapshot["steps"][key]
+    return UserValue(_value(record), step_path(key, record))
 
 
 def _event(record: Mapping[str, Any]) -> str:

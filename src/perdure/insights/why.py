@@ -5,15 +5,13 @@ and describes it in plain words: durations instead of timestamps, what happens n
 it depends on.
 """
 
-import difflib
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeAlias
 
-from perdure.insights import blockers
+from perdure.insights import blockers, waits
 from perdure.insights.acts import run_acts
 from perdure.insights.failures import error_of, first_line
-from perdure.insights.family import fan_out
 from perdure.insights.model import ErrorFacts, InFlight, Why
 from perdure.insights.phrases import because, due_for, is_due, quote
 from perdure.insights.rollback import (
@@ -29,8 +27,7 @@ from perdure.insights.terms import closest
 from perdure.insights.words import count_words, duration, duration_words, list_words, time_words
 from perdure.presence import WorkerPresence, worker_id
 from perdure.runtime.schedule_workflow import SCHEDULE
-from perdure.snapshot import PendingWait, is_over, open_waits
-from perdure.snapshot.asks import is_ask
+from perdure.snapshot import is_over
 from perdure.snapshot.labels import label_of
 
 Rule: TypeAlias = Callable[[RunState], Why | None]
@@ -229,8 +226,8 @@ def _is_soon_claimed(state: RunState) -> Why | None:
 
 
 def _waiting_for_run(state: RunState) -> Why | None:
-    waits = _event_waits(state)
-    ids = [wait["run"] for wait in waits if "run" in wait]
+    run_waits = waits.event_waits(state)
+    ids = [wait["run"] for wait in run_waits if "run" in wait]
     if not ids:
         return None
     others = f" and {count_words(len(ids) - 1, 'other run')}" if len(ids) > 1 else ""
@@ -240,103 +237,9 @@ def _waiting_for_run(state: RunState) -> Why | None:
         sentence = f"Waiting for run {quote(ids[0])}{others}, which is not in the store."
         return Why("waiting", sentence, facts)
     of = f"run {quote(ids[0])} of workflow {quote(child.row.workflow or '')}"
-    timeout = _timeout(state, waits)
+    timeout = waits.timeout_words(state, run_waits)
     sentence = f"Waiting for {of}, which is {child.row.status}{others}{timeout}."
     return Why("waiting", f"{sentence} About that run: {why(child).sentence}", facts)
-
-
-def _waiting_for_runs(state: RunState) -> Why | None:
-    for wait in _event_waits(state):
-        many, ended = fan_out(state.snapshot, wait), state.dependencies.ended
-        if many is not None:
-            number = 0 if ended is None else ended.count
-            least = "at least " if ended is not None and ended.capped else ""
-            runs = f"the {many.total:,} runs that {quote(wait['id'])} started"
-            sentence = f"Waiting for {runs}, of which {least}{number:,} have ended."
-            return Why("waiting", sentence, {"total": many.total, "ended": number})
-    return None
-
-
-def _event_waits(state: RunState) -> list[PendingWait]:
-    """Return the events that a run waits for, if nothing wakes it earlier."""
-    waits = open_waits(state.snapshot)
-    if state.row.status == "suspended" and not all("event" in wait for wait in waits):
-        return []
-    is_waiting = state.row.status in ("waiting", "suspended")
-    return [wait for wait in waits if "event" in wait] if is_waiting else []
-
-
-def _timeout(state: RunState, waits: Sequence[PendingWait]) -> str:
-    ends = [at for wait in waits if (at := read_time(wait.get("wakeAt"))) is not None]
-    return f"; times out in {duration_words(min(ends) - state.now)}" if ends else ""
-
-
-def _waiting_for_answer(state: RunState) -> Why | None:
-    asks = [wait for wait in _event_waits(state) if is_ask(wait)]
-    if not asks:
-        return None
-    wait = asks[0]
-    others = f" One of {len(asks)} open questions." if len(asks) > 1 else ""
-    ends = read_time(wait.get("expiresAt"))
-    expiry = "" if ends is None else f"; expires in {duration_words(ends - state.now)}"
-    expiry = f" for {duration_words(state.now - _began_at(state, [wait]))}{expiry}"
-    facts = {"wait": wait["id"], "to": wait.get("to", "")}
-    if wait.get("ask") == "callback":
-        sentence = f"Waiting for the callback {quote(wait['id'])}{expiry}."
-    else:
-        question = quote(state.redact.text(wait.get("question", "")))
-        sentence = f"Waiting for {wait.get('to') or 'someone'} to answer {question}{expiry}."
-    return Why("waiting", f"{sentence}{others}", facts)
-
-
-def _waiting(state: RunState) -> Why | None:
-    waits = [wait for wait in open_waits(state.snapshot) if "event" in wait]
-    if state.row.status not in ("waiting", "suspended") or not waits:
-        return None
-    if state.row.status == "suspended" and _earliest(state) is not None:
-        return None
-    names = list(dict.fromkeys(wait["event"] for wait in waits if "event" in wait))
-    since = duration_words(state.now - _began_at(state, waits))
-    event = "event" if len(names) == 1 else "events"
-    sentence = f"Waiting for {event} {list_words([*map(quote, names)][:5])} for {since}"
-    sentence += _timeout(state, waits)
-    return Why("waiting", f"{sentence}.{_inbox_hint(state, names)}", {"events": names})
-
-
-def _inbox_hint(state: RunState, awaited_names: Sequence[str]) -> str:
-    """Return a sentence about messages whose names are similar to what the run waits for."""
-    names = [message.name for message in state.inbox if not message.name.startswith("~")]
-    for name in dict.fromkeys(names):
-        if name not in awaited_names and difflib.get_close_matches(
-            name.lower(), _lower(awaited_names), 1
-        ):
-            number = names.count(name)
-            count = "one message" if number == 1 else f"{number} messages"
-            return f" The inbox holds {count} named {quote(name)}."
-    return ""
-
-
-def _lower(names: Sequence[str]) -> list[str]:
-    return [name.lower() for name in names]
-
-
-def _suspended(state: RunState) -> Why | None:
-    wait = _earliest(state)
-    if state.row.status != "suspended" or wait is None:
-        return None
-    at = read_time(wait.get("wakeAt"))
-    assert at is not None, "the earliest wait has a time"
-    time_left = duration_words(at - state.now)
-    facts = {"wait": wait["id"], "wake_at": at}
-    if wait["kind"] != "retry":
-        until = time_words(at, state.now)
-        sentence = f"Suspended by {quote(wait['id'])} until {until}, in {time_left}."
-        return Why("suspended", sentence, facts)
-    attempts = count_words(wait.get("attempt", 1), "attempt")
-    failure_text = f"Step {quote(label_of(wait['id']))} failed {attempts}"
-    error = state.redact.text(wait.get("error", "")).partition("\n")[0]
-    because = f" ({error})" if error else ""
-    return Why("suspended", f"{failure_text}{because}; the next one starts in {time_left}.", facts)
 
 
 def _schedule(state: RunState) -> Why | None:
@@ -383,10 +286,10 @@ RULES: tuple[Rule, ...] = (
     blockers.others_come_first,
     _is_soon_claimed,
     _waiting_for_run,
-    _waiting_for_runs,
-    _waiting_for_answer,
-    _waiting,
-    _suspended,
+    waits.for_runs,
+    waits.for_answer,
+    waits.for_event,
+    waits.for_time,
     _schedule,
     _scheduled,
     _otherwise,
@@ -405,18 +308,6 @@ def _takers(state: RunState) -> list[WorkerPresence]:
 
 def _queue_name(state: RunState) -> str:
     return state.row.queue.partition("/")[0]
-
-
-def _earliest(state: RunState) -> PendingWait | None:
-    timed_waits = [wait for wait in open_waits(state.snapshot) if "wakeAt" in wait]
-    return min(timed_waits, key=lambda wait: wait.get("wakeAt", ""), default=None)
-
-
-def _began_at(state: RunState, waits: Sequence[PendingWait]) -> datetime:
-    """Return when the first of the waits began, or when the run was stored if that is unknown."""
-    times = [at for wait in waits if (at := read_time(wait.get("since"))) is not None]
-    stored_at = read_time(state.snapshot["execution"]["lastUpdated"]) or state.row.updated_at
-    return min(times, default=stored_at)
 
 
 def _ago(state: RunState) -> str:

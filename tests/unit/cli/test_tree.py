@@ -85,6 +85,7 @@ KNOWN_AS = {
     "step": "show",
     "overview": "top",
     "changes": "top",
+    "download": "export",
     "expand": "list",
     "restore_acts": "doctor",
     "check": "doctor",

@@ -102,7 +102,7 @@ async def test_a_slow_region_does_not_take_the_page_with_it(
     page = await Visitor(dashboard(store)).get("/")
     assert page.status_code == 200
     assert "Could not read from the store: it did not answer within 0.3 s" in text_of(page)
-    assert "Runs that ended" in text_of(page)
+    assert "No worker has reported in this period." in text_of(page)
 
 
 class SlowStore(FaultyStore):

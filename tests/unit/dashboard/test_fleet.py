@@ -191,5 +191,5 @@ async def test_the_depth_of_queues_is_a_chart(store: MemoryStore) -> None:
     await write_throughput(store, last)
     page = await Visitor(dashboard(store)).get("/queues")
     assert "70 due in queue-7" in page.text
-    assert "queue-7 queue-6 queue-5 queue-4 queue-3 others" in text_of(page)
+    assert "queue-7 queue-6 queue-5 queue-4 queue-3 other queues" in text_of(page)
     assert ": 31 due in other queues" in page.text

@@ -3,6 +3,8 @@
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from html import unescape
+from pathlib import Path
 from random import Random
 from threading import get_ident
 from typing import Any
@@ -12,16 +14,26 @@ import msgspec
 import pytest
 
 from perdure import Runtime, Step, SystemClock, workflow
+from perdure.dashboard import Dashboard
 from perdure.durable.owners import new_owner
 from perdure.insights import Insights, Redact
 from perdure.operations import Operations
-from perdure.presence import worker_id
+from perdure.presence import DefinitionDocument, worker_id
+from perdure.presence.documents import write_definition
 from perdure.snapshot import RunStatus
 from perdure.store import LeaseRequest
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore
 from perdure.urls import encode_id
-from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, order, text_of, waiting_run
+from tests.unit.dashboard.visitor import (
+    Visitor,
+    as_person,
+    dashboard,
+    failed_run,
+    order,
+    text_of,
+    waiting_run,
+)
 from tests.unit.insights.runs import live_worker
 from tests.unit.insights.samples import new_snapshot_json
 
@@ -144,6 +156,21 @@ async def sleepy(step: Step) -> None:
     await step.sleep("nap", timedelta(days=1))
 
 
+async def test_a_long_run_says_which_part_of_its_steps_is_shown() -> None:
+    store = MemoryStore()
+
+    @workflow("long")
+    async def long(step: Step) -> None:
+        await step.map("pack", [*range(250)], lambda number: number)
+
+    await Runtime(store, workflows=[long]).trigger(long, run_id="r")
+    visitor = Visitor(dashboard(store))
+    page = await visitor.get("/runs/r")
+    assert "1 to 100 of 250 The part that is shown" in text_of(page)
+    [link] = re.findall(r'href="([^"]+)">Later steps', page.text)
+    assert "101 to 200 of 250 " in text_of(await visitor.get(unescape(link)))
+
+
 async def test_a_run_explains_its_state() -> None:
     store = MemoryStore()
     await failed_run(store)
@@ -180,6 +207,61 @@ async def test_a_person_without_rights_is_offered_no_actions() -> None:
         page = await visitor.get(path)
         assert "/do/" not in page.text
         assert "/bulk/" not in page.text
+
+
+async def test_the_header_names_the_store_and_the_time_zone() -> None:
+    store = MemoryStore()
+    assert " memory As of " in text_of(await Visitor(dashboard(store)).get("/runs"))
+    visitor = Visitor(dashboard(store, url="postgresql://ana:hunter2@db:5432/shop?sslmode=require"))
+    await visitor.post("/preferences", {"theme": "dark", "zone": "Asia/Tokyo"})
+    page = await visitor.get("/runs")
+    assert re.search(r" db/shop As of [\d:]+ JST Asia/Tokyo dark theme ", text_of(page))
+    assert "hunter2" not in page.text
+
+
+async def test_a_runtime_knows_the_name_of_its_store(tmp_path: Path) -> None:
+    async with Runtime(f"sqlite:///{tmp_path}/a%20shop.db") as runtime:
+        page = await Visitor(Dashboard(runtime, auth=as_person("view"))).get("/runs")
+    assert " a shop.db As of " in text_of(page)
+
+
+async def test_the_source_of_a_workflow_is_shown_if_that_is_wanted() -> None:
+    store = MemoryStore()
+    runtime = Runtime(store, workflows=[order, workflow("generated")(generated())])
+    for name in ("order", "generated"):
+        definition = DefinitionDocument(workflow=name, version=1, seen_at=SystemClock().now())
+        await write_definition(store, definition)
+    for shows in (True, False):
+        visitor = Visitor(Dashboard(runtime, auth=as_person("view"), show_source=shows))
+        page = await visitor.get("/workflows/order")
+        assert ("async def order(step: Step" in text_of(page)) == shows
+        assert "Source" not in text_of(await visitor.get("/workflows/generated"))
+
+
+def generated() -> Any:
+    names: dict[str, Any] = {}
+    exec("async def run(step): pass", names)
+    return names["run"]
+
+
+async def test_a_form_says_that_a_run_has_ended() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    page = await Visitor(dashboard(store)).get("/runs/order-1/do/cancel")
+    assert re.search(r"The run ended \d+ s ago and cannot be cancelled\.", text_of(page))
+
+
+async def test_a_run_that_was_deleted_says_by_whom() -> None:
+    store = MemoryStore()
+    await failed_run(store, "order-1")
+    await failed_run(store, "order-10")
+    await Operations(store).delete("order-1", by="ana", why="a test order")
+    await Operations(store).delete("order-10", by="ben", why="another")
+    text = text_of(await Visitor(dashboard(store)).get("/runs/order-1"))
+    assert "ana Delete order-1 a test order" in text
+    assert "ben" not in text
+    text = text_of(await Visitor(dashboard(store)).get("/runs/order-2"))
+    assert "Either it never existed, or its retention period is over." in text
 
 
 async def test_an_unknown_run_suggests_runs_with_similar_ids() -> None:

@@ -45,7 +45,8 @@ async def test_each_store_shows_its_own_runs() -> None:
 async def test_links_stay_in_the_store_and_lead_back_to_the_list() -> None:
     page = await Visitor(Dashboard(await two_stores(), auth=allow_all)).get("/shop/runs")
     assert 'href="/shop/runs/shop-run"' in page.text
-    assert '<a class="badge" href="/" title="All stores">shop</a>' in page.text
+    assert '<a class="store" href="/" title="All stores">' in page.text
+    assert " shop As of " in text_of(page)
 
 
 async def test_a_form_changes_the_run_of_its_store() -> None:

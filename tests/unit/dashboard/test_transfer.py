@@ -1,5 +1,6 @@
 """Runs that are exported from a store as files, and imported into another."""
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure import Runtime, Step, workflow
-from perdure.insights import Insights
+from perdure.insights import Insights, Redact, read_bundle
 from perdure.stores import MemoryStore
 from tests.unit.dashboard.visitor import SAME_ORIGIN, Visitor, dashboard, failed_run, text_of
 
@@ -17,6 +18,43 @@ async def exported(run_id: str = "order-1") -> str:
     store = MemoryStore()
     await failed_run(store, run_id, note="ü\r\n–")
     return (await Visitor(dashboard(store)).get(f"/runs/{run_id}/export")).text
+
+
+@workflow("heavy")
+async def heavy(step: Step) -> int:
+    rows = [{"id": n, "token": "t", "note": "ü" * 2400} for n in range(3_100)]
+    return len(await step("load", lambda: rows))
+
+
+async def test_a_large_export_is_sent_while_it_is_made() -> None:
+    """The rest is not made before the receiver has taken the beginning."""
+    paths: list[tuple[str, ...]] = []
+    messages: list[Any] = []
+    seen_at_first = 0
+
+    def hides(path: tuple[str, ...], value: Any) -> bool:
+        paths.append(path)
+        return False
+
+    async def receive() -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    async def take(message: Any) -> None:
+        nonlocal seen_at_first
+        messages.append(message)
+        if len(messages) == 2:
+            seen_at_first = len(paths)
+
+    store = MemoryStore()
+    await Runtime(store, workflows=[heavy]).trigger(heavy, run_id="heavy")
+    app = dashboard(store, redact=Redact(function=hides))
+    path = {"path": "/runs/heavy/export", "query_string": b"", "headers": []}
+    await app({"type": "http", "method": "GET", **path}, receive, take)
+    body = b"".join(message["body"] for message in messages[1:])
+    assert messages[0]["status"] == 200
+    assert len(body) > 15_000_000
+    assert 0 < seen_at_first < len(paths) / 50
+    assert read_bundle(json.loads(body)).redacted
 
 
 async def send(store: MemoryStore, files: dict[str, Any], **fields: str) -> Any:

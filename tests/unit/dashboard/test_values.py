@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.dashboard.rendering import environment
-from perdure.dashboard.values import MAX_SHOWN, Outline
 from perdure.insights.beginning import beginning
+from perdure.insights.outline import MAX_SHOWN, Outline
 from perdure.insights.redaction import DEFAULT_REDACTION
 
 json_values = st.recursive(

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perdure import Runtime
 from perdure.codec import dumps
@@ -86,7 +87,9 @@ async def test_a_workflow_that_has_runs_but_no_worker(
     [row] = await insights.workflows()
     assert (row.name, row.workers) == ("order", ())
     assert row.counts["failed"].count == 1
-    assert await insights.workflow("order") == row
+    single = await insights.workflow("order")
+    assert single is not None
+    assert replace(single, durations_by_hour=()) == row
     assert await insights.workflow("unknown") is None
 
 

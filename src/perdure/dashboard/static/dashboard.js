@@ -9,7 +9,7 @@ const entry = (key) => document.querySelector(`nav [data-go="${CSS.escape(key)}"
 
 async function openDialog(url) {
   try {
-    const part = await fetchPart(url, false);
+    const part = await fetchPart(url);
     part.removeAttribute("id");
     dialog.replaceChildren(part);
     dialog.showModal();

@@ -5,7 +5,8 @@ const etags = new Map();
 let shownAt = new Date();
 
 export const main = () => document.querySelector(".frame > main");
-export const clock = (time) => `${time.toISOString().slice(11, 19)} UTC`;
+const zone = { timeZone: document.documentElement.dataset.zone, timeZoneName: "short" };
+export const clock = (time) => time.toLocaleTimeString("en-GB", zone);
 
 const keyOf = (node) => node.dataset?.key || node.id || "";
 const isSame = (a, b) => a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
@@ -40,7 +41,8 @@ function morphChildren(from, to) {
 export async function fetchPart(url, isConditional) {
   const headers = { "X-Perdure-Part": "main" };
   if (isConditional && etags.has(url)) headers["If-None-Match"] = etags.get(url);
-  const response = await fetch(url, { headers });
+  main().ariaBusy = true;
+  const response = await fetch(url, { headers }).finally(() => { main().ariaBusy = false; });
   if (response.status === 304) return null;
   if (response.status >= 500) throw new Error(`it answered ${response.status}`);
   const text = await response.text();
@@ -81,18 +83,15 @@ export async function refresh(isOffered = true) {
   } catch (error) {
     problem = `Could not read from the server: ${error.message}. Showing data from ${clock(shownAt)}.`;
   }
-  const note = document.getElementById("stale");
-  note.textContent = problem;
-  note.hidden = !problem;
-  document.body.classList.toggle("stale", Boolean(problem));
+  document.getElementById("stale").textContent = problem;
   return !problem;
 }
 
 export async function visit(url, isNew = true) {
   try {
-    const part = await fetchPart(url, false);
+    const part = await fetchPart(url);
     if (isNew) history.pushState(null, "", url);
-    apply(part, false);
+    apply(part);
   } catch {
     location.href = url;
   }

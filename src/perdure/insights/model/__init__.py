@@ -31,6 +31,7 @@ from perdure.insights.model.json import (
     Json,
 )
 from perdure.insights.model.rows import (
+    HourDurations,
     Percentiles,
     RunRow,
     RunsPage,
@@ -98,6 +99,7 @@ __all__ = [
     "Fork",
     "Frame",
     "HistoryPoint",
+    "HourDurations",
     "InFlight",
     "Json",
     "KeyRow",

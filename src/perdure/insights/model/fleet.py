@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from perdure.insights.model.json import Json
-from perdure.insights.model.rows import Percentiles, RunRow, Tally
+from perdure.insights.model.rows import HourDurations, Percentiles, RunRow, Tally
 from perdure.insights.model.steps import InFlight
 
 
@@ -55,11 +55,16 @@ class HistoryPoint(msgspec.Struct, frozen=True):
 
 
 class WorkerHistory(msgspec.Struct, frozen=True):
-    """The workers' reports for a time window, oldest first."""
+    """The workers' reports for a time window, oldest first.
+
+    `durations` are those of the runs that ended, by workflow. `durations_by_hour` are those of all
+    workflows.
+    """
 
     points: tuple[HistoryPoint, ...]
     step: timedelta
     durations: dict[str, Percentiles] = {}
+    durations_by_hour: tuple[HourDurations, ...] = ()
 
 
 class Attention(msgspec.Struct, frozen=True):

@@ -74,3 +74,10 @@ class Percentiles(msgspec.Struct, frozen=True):
     p50: timedelta | None = None
     p95: timedelta | None = None
     p99: timedelta | None = None
+
+
+class HourDurations(msgspec.Struct, frozen=True):
+    """The durations of the runs that ended in one hour; `None` if there were none."""
+
+    at: datetime
+    durations: Percentiles | None = None

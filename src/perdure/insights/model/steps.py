@@ -49,11 +49,15 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class StepsPage(msgspec.Struct, frozen=True):
-    """Records of a run in order; `after` is the key that continues the list."""
+    """Records of a run in order; `after` is the key that continues the list.
+
+    `first` is how many of the `total` come before them.
+    """
 
     steps: tuple[StepRow, ...]
     total: int
     after: str | None = None
+    first: int = 0
 
 
 class StepGroup(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from perdure.insights.model.json import Json
-from perdure.insights.model.rows import Percentiles, Tally
+from perdure.insights.model.rows import HourDurations, Percentiles, Tally
 from perdure.limits import LimitOf
 from perdure.snapshot import RunStatus
 
@@ -21,7 +21,6 @@ class DefinitionFacts(msgspec.Struct, frozen=True):
     payload_schema: Json = None
     doc: str = ""
     fingerprint: str = ""
-    source: str = ""
     seen_at: datetime | None = None
     keeps: str = "run"
 
@@ -30,9 +29,10 @@ class WorkflowRow(msgspec.Struct, frozen=True):
     """A workflow that has runs, or that a worker knows.
 
     `versions` counts the live runs by version, within a bounded search; `versions_capped` means
-    that there are more. `by_version` also counts them by status, and is set only if a single
-    workflow is requested. `kept_for` is how long finished runs are kept, by status; runs with other
-    statuses are kept forever. `by_hour` counts the runs that ended in each of the last 24 hours.
+    that there are more. `by_version` also counts them by status. `kept_for` is how long finished
+    runs are kept, by status; runs with other statuses are kept forever. `by_hour` counts the runs
+    that ended in each of the last 24 hours, `durations_by_hour` are their durations. `by_version`
+    and `durations_by_hour` are set only if a single workflow is requested.
     """
 
     name: str
@@ -48,6 +48,7 @@ class WorkflowRow(msgspec.Struct, frozen=True):
     definitions: tuple[DefinitionFacts, ...] = ()
     kept_for: dict[str, timedelta] = {}
     by_hour: tuple[int, ...] = ()
+    durations_by_hour: tuple[HourDurations, ...] = ()
 
 
 class LimitRow(msgspec.Struct, frozen=True):

@@ -478,6 +478,7 @@ BAD: list[tuple[Callable[[Step], Any], type[Exception], str]] = [
     (lambda step: step.result("c", 7), InvalidArgument, "run"),  # type: ignore[call-overload]  # on purpose
     (lambda step: step.result("c", RunRef("")), InvalidArgument, "run"),
     (lambda step: step.result("c", "x", timeout=-1), InvalidArgument, "timeout"),
+    (lambda step: step.result("c", "x", timeout="4000000d"), InvalidArgument, "timeout"),
 ]
 
 

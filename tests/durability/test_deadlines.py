@@ -149,7 +149,7 @@ async def test_every_crash_leaves_the_same_outcome() -> None:
     assert report.crashes > 4
 
 
-@pytest.mark.parametrize("deadline", [0, "soon", -1, True])
+@pytest.mark.parametrize("deadline", [0, "soon", -1, True, "5000000d"])
 def test_a_deadline_must_be_a_positive_duration(deadline: object) -> None:
     """Refused where it is written."""
     with pytest.raises(InvalidArgument, match="deadline"):

@@ -286,7 +286,7 @@ async def test_closing_a_store_does_not_wait_for_an_idle_listener(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It looks less often; but the pause ends with the store."""
-    monkeypatch.setattr(_watching, "IDLE_CHECKS", 0)
+    monkeypatch.setattr(_watching, "GROWTH", 1e9)
     monkeypatch.setattr(_watching, "IDLE_INTERVAL_SECONDS", 3600)
     async with opened(url) as store:
         listening = asyncio.ensure_future(anext(store.notifications()))

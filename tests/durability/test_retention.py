@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from perdure import Client, Keep, Runtime, Step, Worker, workflow
-from perdure.errors import InvalidArgument, MissingAbility, StoreError
+from perdure.errors import AlreadyAnswered, InvalidArgument, MissingAbility, StoreError, TooLate
 from perdure.insights import Insights, Tally
 from perdure.operations import Operations
 from perdure.retention import OVER
@@ -338,6 +338,26 @@ class TestResult:
         run = await runtime.trigger(order, "failed", run_id="r")
         assert [step.key for step in run.history] == ["reserve", "charge"]
         assert (await runtime.retry("r")).status == "failed"
+
+    @pytest.mark.parametrize("is_late", [False, True], ids=["answered", "expired"])
+    async def test_a_later_answer_is_told_about_the_first(
+        self, store: MemoryStore, clock: TestClock, is_late: bool
+    ) -> None:
+        @workflow("asks", keep="result")
+        async def asks(step: Step) -> str:
+            return (await step.approval("ship", "Ship?", timeout="1d")).by or "nobody"
+
+        runtime = runtime_of(store, asks, clock=clock)
+        (wait,) = (await runtime.trigger(asks, run_id="r")).pending
+        if is_late:
+            await clock.advance("2d")
+        else:
+            await runtime.approve(wait.token, by="ana", note="fine")
+        (run,) = await runtime.sweep()
+        assert (run.output, run.history) == ("nobody" if is_late else "ana", ())
+        refusal = TooLate if is_late else AlreadyAnswered
+        with pytest.raises(refusal, match="has expired at" if is_late else "by ana"):
+            await runtime.approve(wait.token, by="eve")
 
     async def test_it_costs_no_write(self) -> None:
         class Counting(MemoryStore):

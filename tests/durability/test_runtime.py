@@ -207,6 +207,31 @@ async def test_a_sleeping_branch_does_not_interrupt_the_step_beside_it(
     assert effects == ["slow"]
 
 
+async def test_a_branch_that_a_callback_is_about_to_start_is_not_cut_off(
+    make_runtime: MakeRuntime, clock: TestClock, effects: list[str]
+) -> None:
+    """The run has one branch, which waits; the callback that starts another one is scheduled."""
+
+    @workflow("late")
+    async def late(step: Step) -> str:
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[asyncio.Task[None]] = loop.create_future()
+        call = step("log", effects.append, "logged")
+        loop.call_soon(loop.call_soon, lambda: started.set_result(loop.create_task(call)))
+        await step.sleep("day", "1d")
+        await (await started)
+        return "done"
+
+    runtime = make_runtime(late)
+    run = await runtime.trigger("late")
+    assert run.status == "suspended"
+    assert effects == ["logged"]
+    await clock.advance("1d")
+    (run,) = await runtime.sweep()
+    assert run.output == "done"
+    assert effects == ["logged"]
+
+
 async def test_code_between_steps_is_not_interrupted_by_a_sleeping_branch(
     store: MemoryStore, clock: TestClock, effects: list[str]
 ) -> None:

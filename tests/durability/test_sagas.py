@@ -629,3 +629,42 @@ async def test_a_scope_that_no_code_can_undo_is_reported_and_the_run_ends(
     is_new = True
     assert (await runtime.resume("t")).output == "done"
     assert "steps of a scope could not be undone: {'room': " in caplog.text
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["hangs", "comes late"])
+async def test_a_scope_that_was_half_undone_does_not_keep_its_run_open(comes_back: bool) -> None:
+    """After a crash its branch may never come to it again, or only while it is being undone."""
+    undone: list[str] = []
+    began = asyncio.Event()
+    is_first = True
+
+    async def undo(value: str) -> None:
+        began.set()
+        if is_first:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.05)
+        undone.append(value)
+
+    async def book(step: Step) -> NoReturn:
+        async with step.saga("booking"):
+            await step("room", lambda: "room", undo=undo)
+            if not is_first:
+                await (asyncio.sleep(0.02) if comes_back else asyncio.Event().wait())
+            raise RuntimeError("no flight")
+
+    @workflow("left-behind")
+    async def trip(step: Step) -> str:
+        left = asyncio.create_task(book(step))
+        left.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if is_first:
+            await began.wait()
+        return "done"
+
+    runtime = Runtime(MemoryStore(), workflows=[trip])
+    driving = asyncio.create_task(runtime.trigger(trip, run_id="t"))
+    await began.wait()
+    driving.cancel()
+    await asyncio.wait([driving])
+    is_first = False
+    run = await asyncio.wait_for(runtime.resume("t"), 5)
+    assert (run.output, undone) == ("done", ["room"])

@@ -171,16 +171,20 @@ class _Checker:
     def _run_again(self, failure: int, at: int) -> bool:
         """Return whether a retry before a line may have run a failure again that was seen in
         another.
-
-        A paused owner may see its failure only after another process has retried the run: what
-        counts is when the failure was durable.
         """
         line = self.lines[failure]
-        known = min(failure, *(self.durable.get(token, failure) for token in line.tokens), failure)
         if self._is_dropped(failure, at):
             return True
-        retried = any(known < retry < at for retry in self.at["retry"])
+        retried = any(self._known(failure) < retry < at for retry in self.at["retry"])
         return line.kind == "failed" and retried and not self.model.handled(line.path)
+
+    def _known(self, seen: int) -> int:
+        """Return where the outcome that was seen in a line was durable.
+
+        A paused owner may see it only after another process has retried the run.
+        """
+        tokens = self.lines[seen].tokens
+        return min(seen, *(self.durable.get(token, seen) for token in tokens), seen)
 
     @cached_property
     def cuts(self) -> list[int]:
@@ -195,7 +199,8 @@ class _Checker:
         line = self.lines[seen]
         is_group = isinstance(self.model.commands.get(line.path), _GROUPS)
         own = () if is_group else line.tokens
-        for retry in (retry for retry in self.cuts if seen < retry < at):
+        known = self._known(seen) if own else seen
+        for retry in (retry for retry in self.cuts if known < retry < at):
             tokens = self.lines[retry].tokens
             first = min(map(self._numbered, tokens))
             if not {*tokens}.isdisjoint(own) if own else first <= seen:
@@ -245,14 +250,15 @@ class _Checker:
     def asked(self) -> dict[str, int]:
         """Return where each activation's process requested the lease that it runs under."""
         asks = {(self.lines[at].process, self.lines[at].n): at for at in self.at["ask"]}
-        granted: dict[str, int] = {}
+        granted: dict[tuple[str, int], int] = {}
         found: dict[str, int] = {}
         for at in sorted(self.at["grant"] + self.at["activation"]):
             line = self.lines[at]
+            lease = line.process, line.epoch
             if line.kind == "grant":
-                granted[line.process] = asks[line.process, line.n]
-            elif line.process in granted:
-                found[line.activation] = granted[line.process]
+                granted[lease] = asks[line.process, line.n]
+            elif lease in granted:
+                found[line.activation] = granted[lease]
         return found
 
     def durable_before_seen(self) -> Iterator[Violation]:

@@ -121,7 +121,10 @@ class Activation:
 
     async def run(self) -> list[Any]:
         """Execute the whole program."""
-        self._log("activation")
+        run: Any = self._step._run
+        epoch = run.host.lease.epoch
+        line = Line("activation", self._world.process, run.run_id, self._name, epoch=epoch)
+        self._world.log.write(line)
         try:
             values = [_plain(await self._do(str(n), each)) for n, each in enumerate(self._program)]
         except Exception as error:

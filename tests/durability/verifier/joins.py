@@ -1,7 +1,8 @@
 """Ways to run branches concurrently and to wait for all of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -162,6 +163,23 @@ async def _stream(branches: Sequence[Branch]) -> list[Any]:
     return values
 
 
+class _Started:
+    """A branch with a place in a set that depends on the time of the loop, not on its address.
+
+    So asyncio starts the branches in another order each time, and a simulation can be repeated.
+    """
+
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, None]], number: int) -> None:
+        self._start = start
+        self._hash = hash((asyncio.get_running_loop().time(), number))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._start().__await__()
+
+
 async def _as_completed(branches: Sequence[Branch]) -> list[Any]:
     """Let asyncio start the branches, which it does in the order of a set."""
     values: list[Any] = [None] * len(branches)
@@ -169,7 +187,8 @@ async def _as_completed(branches: Sequence[Branch]) -> list[Any]:
     async def keep(index: int, branch: Branch) -> None:
         values[index] = await branch()
 
-    for ended in asyncio.as_completed([keep(*each) for each in enumerate(branches)]):
+    lines = [_Started(partial(keep, *each), each[0]) for each in enumerate(branches)]
+    for ended in asyncio.as_completed(lines):
         await ended
     return values
 

@@ -44,7 +44,7 @@ _TOKEN = re.compile(rb"<[a-z0-9]+\.[0-9]+>")
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that happened."""
+    """One thing that happened, for some kinds under the lease with an `epoch`."""
 
     kind: Kind
     process: str
@@ -54,6 +54,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str = ""
     tokens: tuple[str, ...] = ()
     n: int = 0
+    epoch: int = 0
 
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.path, self.text, " ".join(self.tokens[:8]))))
@@ -115,7 +116,7 @@ class Witness:
         verdicts: Sequence[Verdict] = await self._store.append(entries)  # type: ignore[attr-defined]
         for entry, verdict in zip(entries, verdicts, strict=True):
             if verdict is Verdict.ACCEPTED:
-                self._durable(entry.id, entry.data)
+                self._durable(entry.id, entry.data, entry.epoch)
                 if is_undone_by(entry.data):
                     self._log.write(Line("rollback", self._process, entry.id))
         return verdicts
@@ -132,7 +133,7 @@ class Witness:
 
         verdict: Verdict = await self._store.transact(id, epoch, watched)  # type: ignore[attr-defined]
         if verdict is Verdict.ACCEPTED:
-            self._durable(id, written[-1].data)
+            self._durable(id, written[-1].data, epoch)
         return verdict
 
     async def _lease(self, ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -142,17 +143,17 @@ class Witness:
         grants: Sequence[Grant | None] = await ask(*arguments, **options)
         for grant in grants:
             if isinstance(grant, Grant):
-                run = grant.lease.id
-                self._log.write(Line("grant", self._process, run, n=question))
-                self._durable(run, codec.dumps(grant.snapshot))
+                run, epoch = grant.lease.id, grant.lease.epoch
+                self._log.write(Line("grant", self._process, run, n=question, epoch=epoch))
+                self._durable(run, codec.dumps(grant.snapshot), epoch)
         return grants
 
-    def _durable(self, run: str, data: bytes) -> None:
+    def _durable(self, run: str, data: bytes, epoch: int) -> None:
         if tokens := tokens_in(data):
             self._log.write(Line("durable", self._process, run, tokens=tokens))
         if UNDO.encode() in data:
             for key in undone_in(codec.loads(data)["steps"]):
-                self._log.write(Line("undone", self._process, run, path=key))
+                self._log.write(Line("undone", self._process, run, path=key, epoch=epoch))
 
 
 def is_undone_by(data: bytes) -> bool:

@@ -8,6 +8,7 @@ whose log is closed; a paused one waits in its next store call for longer than i
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -34,18 +35,38 @@ RUN = "run"
 _TURN = 0.00005
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set depends on its number, not on its address in memory.
+
+    A task group cancels its tasks in the order of a set.
+    """
+
+    def __init__(self, *arguments: Any, number: int, **options: Any) -> None:
+        # Set first, because asyncio puts the task into a set.
+        self._number = number
+        super().__init__(*arguments, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop that never waits: when nothing is left to do, its clock jumps."""
 
     def __init__(self) -> None:
         super().__init__()
         self._simulated = 0.0
+        self._numbers = count(1)
+        self.set_task_factory(self._new_task)
         self._poll = self._selector.select  # type: ignore[attr-defined]
         self._selector.select = self._jump  # type: ignore[attr-defined]
 
     def time(self) -> float:
         """Return the simulated time."""
         return self._simulated
+
+    def _new_task(self, _: object, work: Any, **options: Any) -> NumberedTask:
+        return NumberedTask(work, loop=self, number=next(self._numbers), **options)
 
     def _jump(self, timeout: float | None) -> Any:
         # An iteration of the loop takes time too: a cancelled task group of anyio spins until its

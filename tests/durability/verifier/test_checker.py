@@ -16,7 +16,7 @@ DONE = End("completed", "['<w1.2>']", tokens=frozenset({"<w1.2>"}))
 
 def line(kind: Kind, path: str = "", token: str = "", process: str = "w1", **more: Any) -> Line:
     """Return a line of the run "r" in the first activation of a process."""
-    activation = {"activation": f"{process}.1", **more}
+    activation: dict[str, Any] = {"activation": f"{process}.1", **more}
     run = "" if kind == "ask" else "r"
     return Line(kind, process, run, path=path, tokens=(token,) if token else (), **activation)
 
@@ -221,6 +221,20 @@ def test_a_retry_that_runs_a_handled_failure_again_is_found() -> None:
     assert "executed again" in laws(program, [*failed_and_healed("0.0.0"), returned()])
 
 
+@pytest.mark.parametrize("kind", ["saw", "failed"])
+def test_a_retry_may_drop_what_a_paused_owner_has_yet_to_see(kind: Kind) -> None:
+    """Its record was durable, so the retry found it; when the owner sees it does not matter."""
+    program = (lang.Try((lang.Step("a", fails=9, heals=True),), ()),)
+    call, begin, durable, _ = did("0.0.0", "<w1.2>")
+    retry = line("retry", "", "<w1.2>", "op")
+    late = line(kind, "0.0.0", "<w1.2>", text="planned <w1.2>")
+    again = [*began("w2"), *did("0.0.0", "<w2.2>", "w2")]
+    found = laws(program, [*began(), call, begin, durable, retry, late, *again])
+    assert not {"executed again", "same value"} & found.keys()
+    found = laws(program, [*began(), call, begin, durable, late, *again])
+    assert "executed again" in found
+
+
 def test_a_step_inside_a_step_is_found() -> None:
     lines = [*began(), *did("0", "<w1.2>"), line("nested", "0"), returned()]
     assert "steps are leaves" in laws((STEP,), lines)
@@ -297,6 +311,17 @@ def test_an_undo_that_is_repeated_after_its_record_is_found() -> None:
 def test_an_undo_may_be_repeated_before_its_record() -> None:
     again = [undo("b", "<w1.3>"), *began("w2"), undo("b", "<w1.3>", "w2")]
     assert laws(FAILED, [*TWO, *again, undo("a", "<w1.2>", "w2")], ROLLED_BACK) == {}
+
+
+def test_an_owner_that_was_paused_may_repeat_an_undo() -> None:
+    """Its own process has recorded the undo under a later lease, which it does not know of."""
+    paused, later = began("w2"), began("w3")
+    other = [line("ask", process="w2", n=2), line("grant", process="w2", n=2, epoch=7)]
+    undone = [undo("b", "<w1.3>", "w3"), line("undone", "b", process="w3")]
+    told = [*other, line("undone", "b", process="w2", epoch=7)]
+    ends = [undo("b", "<w1.3>", "w2"), undo("a", "<w1.2>", "w3")]
+    lines = [*TWO, *paused[:2], *later, *undone, *told, paused[2], *ends]
+    assert laws(FAILED, lines, ROLLED_BACK) == {}
 
 
 def test_undos_in_the_wrong_order_are_found() -> None:

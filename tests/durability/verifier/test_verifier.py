@@ -1,8 +1,12 @@
 """Random programs keep every law: in simulated time, and in worker processes on every store."""
 
+import asyncio
+import os
 import random
+import subprocess
+import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -13,6 +17,7 @@ from tests.durability.verifier.generator import Mix, generate
 from tests.durability.verifier.places import Place
 from tests.durability.verifier.report import Tally, describe
 from tests.durability.verifier.shrinker import shrink
+from tests.durability.verifier.simulation import SimulatedLoop
 from tests.durability.verifier.verify import (
     SIMULATION,
     run_seed,
@@ -29,6 +34,59 @@ SECONDS = 8
 def test_a_seed_gives_the_same_program() -> None:
     first, second = (generate("7", Mix()) for _ in range(2))
     assert first == second == lang.loads(lang.dumps(first))
+
+
+def test_a_seed_gives_the_same_log_in_every_process() -> None:
+    """A violation that depends on addresses or hashes could not be repeated."""
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", _PRINT_LOGS],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(logs) == 1
+    assert all(logs)
+
+
+_PRINT_LOGS = """
+from tests.durability.verifier.generator import Mix, generate
+from tests.durability.verifier.report import Tally
+from tests.durability.verifier.simulation import Conditions, simulate
+
+for seed in ("8", "11", "12", "649585234"):
+    _, lines = simulate(generate(seed, Mix()), Conditions.draw(seed), Tally("simulation"))
+    print(*lines, sep="\\n")
+"""
+
+
+def test_a_simulation_cancels_the_tasks_of_a_group_in_one_order() -> None:
+    async def wait(number: int, cancelled: list[int]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(number)
+
+    async def cancel() -> list[int]:
+        cancelled: list[int] = []
+        with suppress(BaseExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                for number in range(20):
+                    kept.append([object() for _ in range(number * len(kept) % 7)])
+                    group.create_task(wait(number, cancelled))
+                await asyncio.sleep(0)
+                raise ValueError
+        return cancelled
+
+    kept: list[list[object]] = []
+    orders = set[tuple[int, ...]]()
+    for _ in range(5):
+        loop = SimulatedLoop()
+        orders.add(tuple(loop.run_until_complete(cancel())))
+        loop.close()
+    assert len(orders) == 1
 
 
 def test_a_failing_program_is_made_small() -> None:

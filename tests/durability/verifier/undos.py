@@ -72,12 +72,18 @@ class Undos:
                 yield f"{token} was undone twice in one activation", (before, at)
 
     def _knew(self, at: int, undone: int) -> bool:
-        """Return whether the process of a line must know that an undo is recorded."""
-        line = self._lines[at]
-        is_known = undone < self._asked.get(line.activation, 0) or (
-            undone < at and self._lines[undone].process == line.process
-        )
+        """Return whether the activation of a line must know that an undo is recorded."""
+        line, record = self._lines[at], self._lines[undone]
+        # An owner that was paused does not know what another one in its process has recorded.
+        lease, own = (record.process, record.epoch), self._leases.get(line.activation)
+        is_known = undone < self._asked.get(line.activation, 0) or (undone < at and lease == own)
         return is_known and not self._is_retried(undone, at)
+
+    @cached_property
+    def _leases(self) -> dict[str, tuple[str, int]]:
+        """Return process and epoch of each activation."""
+        lines = [self._lines[at] for at in self._at["activation"]]
+        return {line.activation: (line.process, line.epoch) for line in lines}
 
     @cached_property
     def _first(self) -> dict[str, int]:

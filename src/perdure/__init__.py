@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from perdure.clock import Clock, Cron, SystemClock
     from perdure.engine.approvals import Approval, ApprovalRequest, Callback
     from perdure.engine.children import RunRef
+    from perdure.engine.contexts import RunContext, StepContext, WorkerContext
+    from perdure.engine.current import current
     from perdure.engine.gates import Gate
-    from perdure.engine.middleware import Middleware, RunContext, StepContext, WorkerContext
+    from perdure.engine.middleware import Middleware
     from perdure.engine.questions import Question
-    from perdure.engine.step import Step, current
+    from perdure.engine.step import Step
     from perdure.errors import (
         AlreadyAnswered,
         InvalidToken,
@@ -125,10 +127,12 @@ _MODULES = {
     "durable": ("durable",),
     "engine.approvals": ("Approval", "ApprovalRequest", "Callback"),
     "engine.children": ("RunRef",),
+    "engine.contexts": ("RunContext", "StepContext", "WorkerContext"),
+    "engine.current": ("current",),
     "engine.gates": ("Gate",),
     "engine.questions": ("Question",),
-    "engine.middleware": ("Middleware", "RunContext", "StepContext", "WorkerContext"),
-    "engine.step": ("Step", "current"),
+    "engine.middleware": ("Middleware",),
+    "engine.step": ("Step",),
     "errors": (
         *("AlreadyAnswered", "InvalidToken", "PerdureError", "Rejected", "RollbackFailed"),
         *("RunConflict", "RunFailed", "StepError", "StepFailed", "StepTimeout", "TooLate"),

@@ -72,13 +72,13 @@ class SystemClock:
         await asyncio.sleep(finite_seconds(seconds))
 
 
-def check_clock(clock: object, parameter: str = "clock") -> Clock:
+def check_clock(clock: object) -> Clock:
     """Check for an object with the methods of a `Clock`."""
     if type(clock) is SystemClock:
         return clock
     methods = (getattr(clock, name, None) for name in ("now", "monotonic", "sleep"))
     if isinstance(clock, type) or not all(map(callable, methods)):
-        raise InvalidArgument(parameter, clock, "a Clock: an object with now, monotonic and sleep")
+        raise InvalidArgument("clock", clock, "a Clock: an object with now, monotonic and sleep")
     return cast(Clock, clock)
 
 
@@ -119,7 +119,7 @@ class SyncedClock:
         await self._clock.sleep(seconds)
 
 
-def finite_seconds(value: float | timedelta, parameter: str = "seconds") -> float:
+def finite_seconds(value: float | timedelta) -> float:
     """Return a duration in seconds, at least zero; raise `InvalidDuration` if it is not finite."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     try:
@@ -127,7 +127,7 @@ def finite_seconds(value: float | timedelta, parameter: str = "seconds") -> floa
             return max(seconds, 0.0)
     except (TypeError, OverflowError):
         pass
-    raise InvalidDuration(parameter, value, "a timedelta or a finite number of seconds")
+    raise InvalidDuration("seconds", value, "a timedelta or a finite number of seconds")
 
 
 def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
@@ -151,6 +151,15 @@ def parse_duration(value: Duration, parameter: str = "duration") -> timedelta:
     if duration < timedelta(0):
         raise InvalidDuration(parameter, value, "a duration >= 0")
     return duration
+
+
+def add_duration(time: datetime, value: Duration, parameter: str = "duration") -> datetime:
+    """Return the time after a duration, or raise `InvalidDuration` that names `parameter`."""
+    try:
+        return time + parse_duration(value, parameter)
+    except OverflowError:
+        expected = "a duration that ends before the year 10000"
+        raise InvalidDuration(parameter, value, expected) from None
 
 
 def _read_duration(value: object) -> timedelta | None:

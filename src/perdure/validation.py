@@ -54,10 +54,10 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def check_random(value: object, parameter: str = "random") -> Random:
+def check_random(value: object) -> Random:
     """Check for a `random.Random`."""
     if not isinstance(value, Random):
-        raise InvalidArgument(parameter, value, "a random.Random")
+        raise InvalidArgument("random", value, "a random.Random")
     return value
 
 

@@ -21,7 +21,6 @@ from typing import (
     cast,
     overload,
 )
-from uuid import UUID
 
 from perdure import codec
 from perdure.cache import CacheLike, as_cache
@@ -37,7 +36,7 @@ from perdure.errors import CodecError, InvalidArgument, SnapshotFormatError, Sna
 from perdure.events import Bus, Coalesce, Event, Listener, Mode, StepComplete, check_listener
 from perdure.result import Result
 from perdure.resume import ResumeState, ResumeStateCollector, as_resume_state, records_of
-from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot
+from perdure.snapshot import ExecutionBlock, Snapshot, assert_valid_snapshot, new_uuid
 from perdure.snapshot.patches import is_patch
 from perdure.validation import (
     Reaction,
@@ -239,7 +238,7 @@ class LocalRun:
         run_id = self._history.metadata.get("workflowId")
         self._execution = Execution(
             workflow=name,
-            run_id=run_id or f"{name}:{UUID(int=random.getrandbits(128), version=4)}",
+            run_id=run_id or f"{name}:{new_uuid(random)}",
             history=self._history,
             clock=self._clock,
             random=random,

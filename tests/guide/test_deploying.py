@@ -1,6 +1,13 @@
 """Changing the code of workflows whose runs are under way."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
 from perdure import Runtime, Step, workflow
+from perdure.errors import CodecError
+from perdure.runtime.definition import Definition
 from perdure.stores import MemoryStore
 from perdure.testing import replay_snapshot
 
@@ -60,3 +67,64 @@ async def test_live_runs_are_counted_by_version() -> None:
     await Runtime(runtime.store, workflows=[before]).trigger(before, 1)
     await runtime.trigger(second, 2)
     assert (await runtime.versions("order")).totals == {1: 1, 2: 1}
+
+
+@dataclass
+class Customer:
+    name: str
+    phone: str = ""
+
+
+@dataclass
+class NewCustomer:
+    """The same class, later: `phone` was removed, and `email` was added."""
+
+    name: str
+    email: str = "none"
+
+
+@dataclass
+class RenamedCustomer:
+    full_name: str
+
+
+def greeting(customer: type[Any]) -> Definition[Any, Any]:
+    """Return a workflow whose payload, and the value of whose step, are of this class."""
+
+    async def load() -> Any:
+        return customer("Ana")
+
+    load.__annotations__["return"] = customer
+
+    async def greet(step: Step, payload: Any) -> str:
+        loaded = await step("load", load)
+        await step.wait_for_event("go", "go")
+        return f"{loaded} {payload}"
+
+    greet.__annotations__["payload"] = customer
+    return workflow("greet")(greet)
+
+
+async def test_fields_may_be_added_with_a_default_and_removed() -> None:
+    store = MemoryStore()
+    await Runtime(store).trigger(greeting(Customer), Customer("Ana", "1"), run_id="ana")
+
+    runtime = Runtime(store, workflows=[greeting(NewCustomer)], on_definition_change="ignore")
+    run = (await runtime.signal("ana", "go")).run
+    assert run is not None
+    customer = "NewCustomer(name='Ana', email='none')"
+    assert run.output == f"{customer} {customer}"
+
+
+async def test_a_renamed_field_of_a_payload_leaves_the_run_as_it_is() -> None:
+    """Code that has the old name can still continue it."""
+    store = MemoryStore()
+    old = greeting(Customer)
+    await Runtime(store).trigger(old, Customer("Ana"), run_id="ana")
+
+    renamed = Runtime(store, workflows=[greeting(RenamedCustomer)], on_definition_change="ignore")
+    with pytest.raises(CodecError, match="stored payload of workflow 'greet' no longer fits"):
+        await renamed.signal("ana", "go")
+
+    run = await Runtime(store, workflows=[old]).resume("ana")
+    assert run.status == "completed"

@@ -1,6 +1,7 @@
 """Running and watching workers."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock
+from perdure.worker import pace
 
 
 class Carrier:
@@ -92,3 +94,23 @@ async def test_a_worker_works_until_nothing_is_due(
     await runtime.trigger(order, run_id="order-1", wait=False)
     await clock.run(Worker(runtime).run_until_idle())
     assert await runtime.result("order-1") == "shipped"
+
+
+async def test_a_step_that_blocks_the_event_loop_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lambda is called in the event loop: while it blocks, no other run continues."""
+    monkeypatch.setattr(pace, "BLOCKED_AFTER", 0.2)
+
+    @workflow("thumbnail")
+    async def thumbnail(step: Step, seconds: float) -> None:
+        await step("shrink", lambda: time.sleep(seconds))
+
+    runtime = Runtime(MemoryStore(), workflows=[thumbnail])
+    async with Worker(runtime, poll=0.01):
+        for _ in range(3):
+            run = await runtime.trigger(thumbnail, 0.5, wait=False)
+            await runtime.result(run, timeout="30s")
+            await asyncio.sleep(0.05)
+    (warning,) = [each for each in caplog.messages if "event loop was blocked" in each]
+    assert "step('id', function, argument): it is called in a thread" in warning

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from perdure import Client, Err, Result, Retry, Runtime, Step, StepFailed, Worker, sync, workflow
-from perdure.engine.middleware import EVERYWHERE, MAX_METADATA
+from perdure.engine.middleware import EVERYWHERE
+from perdure.engine.user_metadata import MAX_METADATA
 from perdure.errors import InvalidArgument, StoreError
 from perdure.integrations.opentelemetry import OpenTelemetry, PerdureInstrumentor, instrument
 from perdure.store import Store

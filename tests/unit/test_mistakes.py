@@ -1,5 +1,6 @@
 """Mistakes that newcomers make: the error says what is wrong, where, and what to write instead."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Runtime, Step, durable, workflow
+from perdure import Runtime, Step, Worker, durable, workflow
 from perdure.errors import InvalidArgument, InvalidPayload, StoreNotOpened
 from perdure.stores import MemoryStore, open_store
 from tests.servers.process import free_port
@@ -142,34 +143,65 @@ async def test_a_run_instead_of_its_id() -> None:
         await runtime.signal(run, "paid")
 
 
-async def test_an_await_that_was_forgotten_before_the_last_step() -> None:
-    """Otherwise the output would be a coroutine, which is recorded as null."""
-
-    async def order(step: Step) -> Any:
-        return step("fetch", fetch, 1)
-
-    assert "Write `return await step(…)`" in await error_of(order)
-
-
-@pytest.mark.parametrize("options", [{}, {"key": "a"}])
-async def test_an_await_that_was_forgotten_before_another_step(options: dict[str, Any]) -> None:
-    """Python names the call and its line; type checkers find it, too."""
-
-    async def order(step: Any) -> Any:
-        step("first", fetch, 1, **options)
-        return await step("second", fetch, 2)
-
-    with pytest.warns(RuntimeWarning, match="coroutine 'step' was never awaited"):
-        run = await Runtime(MemoryStore()).trigger(workflow("order")(order))
-    assert [each.key for each in run.history] == ["second"]
-
-
 async def test_an_await_that_was_forgotten_in_a_durable_run() -> None:
     async def order(step: Step) -> Any:
         return step("fetch", fetch, 1)
 
     result = await durable.run({}, order, id="1", store=MemoryStore())
-    assert "Write `return await step(…)`" in str(result)
+    assert "'fetch' was called without `await`" in str(result)
+
+
+async def test_a_value_instead_of_a_function() -> None:
+    async def order(step: Any) -> Any:
+        return await step("total", sum([1, 2]))
+
+    assert "expected a function, got 3 (int). Write step('total', function" in await error_of(order)
+
+
+async def test_a_workflow_that_is_called_like_a_function() -> None:
+    call: Any = greet
+    with pytest.raises(InvalidArgument, match=r"Start a run with runtime\.trigger\(greet, payload"):
+        await call("ana")
+
+
+async def test_a_payload_that_is_not_an_object() -> None:
+    @dataclass
+    class Customer:
+        name: str
+
+    @workflow("register")
+    async def register(step: Step, customer: Customer) -> None: ...
+
+    payload: Any = "ana"
+    with pytest.raises(InvalidPayload, match="Expected an object with the fields of Customer, got"):
+        await Runtime(MemoryStore()).trigger(register, payload)
+
+
+async def test_a_worker_without_workflows(caplog: pytest.LogCaptureFixture) -> None:
+    await Worker(Runtime(MemoryStore())).run_until_idle()
+    assert "executes nothing: pass workflows=[…] to its Runtime" in caplog.text
+
+
+async def test_a_generator_as_a_step(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, as the failure of the step."""
+
+    def pages() -> Iterator[int]:
+        yield 1
+
+    async def order(step: Any) -> Any:
+        return await step("pages", pages)
+
+    assert "pages is a generator: a step records one value" in await error_of(order)
+    assert len(caplog.records) == 1
+
+
+async def test_braces_in_the_question_of_an_approval() -> None:
+    async def order(step: Any) -> Any:
+        return await step("fetch", fetch, 1, approve=f"Use { {'a': 1} }?")
+
+    error = await error_of(order)
+    assert "({number})" in error
+    assert "Write a brace that is part of the text twice, {{ or }}" in error
 
 
 async def test_a_step_without_a_name() -> None:

@@ -35,6 +35,10 @@ class _Conversion:
             return msgspec.convert(data, annotation, dec_hook=_hook)
         except msgspec.ValidationError as error:
             message, _, place = str(error).partition(_AT)
+            if not place and isinstance(meaning, type) and class_info(meaning):
+                # "object" is the name of JSON's type.
+                named = f"an object with the fields of {meaning.__name__}"
+                message = message.replace("`object`", named)
             raise CodecError(message, path + place.rstrip("`")) from error
         except TypeError as error:
             type_error = error

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.durable.idempotency import run_with_key
+from perdure.durable.leases import LEASE_TTL, check_lease_ttl
 from perdure.durable.lifecycle import Program
 from perdure.durable.run import (
     OnVersionMismatch,
@@ -23,7 +24,7 @@ from perdure.durable.run import (
     run_once,
     run_when_free,
 )
-from perdure.durable.session import LEASE_TTL, check_lease_ttl, default_store
+from perdure.durable.session import default_store
 from perdure.durable.states import (
     clear_state,
     delete_state,
@@ -31,9 +32,9 @@ from perdure.durable.states import (
     has_state,
     list_pending,
 )
-from perdure.engine.ambient import step
+from perdure.engine.current import require_current as current
+from perdure.engine.decorator import step
 from perdure.engine.function import WorkflowFunction, as_deps, body_of
-from perdure.engine.step import require_current as current
 from perdure.errors import (
     AlreadyRunning,
     IdempotencyConflict,

@@ -17,7 +17,7 @@ from perdure.clock import isoformat
 from perdure.durable.outbox import send_messages
 from perdure.durable.session import Session
 from perdure.durable.suspension import Answer, as_received
-from perdure.engine.call import Received
+from perdure.engine.host import Received
 from perdure.snapshot import PendingWait
 from perdure.store import NewMessage
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
+from zlib import crc32
 
 from perdure.clock import Clock, SystemClock
 from perdure.engine.tasks import POSITION, Interrupted, detached
@@ -90,7 +91,9 @@ class BatchQueue(Generic[Q, A]):
     - idle: `_busy` is false, and the queue is empty;
     - direct: a caller that found the queue idle writes in its own task, which saves a task switch;
       requests that arrive in the meantime are queued;
-    - flushing: `_task` writes queued requests, in batches, until the queue is empty.
+    - flushing: `_task` writes queued requests, in batches, until the queue is empty. After a batch
+      of several requests, a caller that finds the queue idle starts this task instead of writing
+      itself: it is probably the first of several again, which would all wait for its write.
 
     No request overtakes an earlier one: the next write begins only after the reply to the previous
     one, and a write whose reply was lost is sent again before anything else. Otherwise a later
@@ -117,6 +120,7 @@ class BatchQueue(Generic[Q, A]):
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._busy = False
+        self._is_shared = False
         self._closed = False
 
     def submit(self, request: Q) -> Coroutine[Any, Any, A]:
@@ -140,6 +144,10 @@ class BatchQueue(Generic[Q, A]):
             if self._busy:
                 return await self._enqueue(request).wait()
         self._busy = True
+        if self._is_shared:
+            pending = self._enqueue(request)
+            self._flush_next()
+            return await pending.wait()
         # Tasks that the store starts must not become branches of the run that happens to write. By
         # hand, since `outside_runs` is two more calls for each step.
         token = POSITION.set(None)
@@ -226,6 +234,7 @@ class BatchQueue(Generic[Q, A]):
         try:
             while self._queue:
                 batch = self._next_batch()
+                self._is_shared = len(batch) > 1
                 if self._room is not None:
                     self._room.set_result(None)
                     self._room = None
@@ -311,27 +320,11 @@ class Committer:
     It waits in real time, whatever clock the runs use, because the server is real.
     """
 
-    def __init__(
-        self,
-        store: JournalStore,
-        leases: LeaseStore,
-        *,
-        clock: Clock = SystemClock(),
-        max_outage: timedelta = MAX_OUTAGE,
-        max_waiting: int = MAX_WAITING,
-    ) -> None:
-        options: dict[str, Any] = {
-            "clock": clock,
-            "max_outage": max_outage,
-            "max_waiting": max_waiting,
-        }
-        self._leases: BatchQueue[LeaseRequest, Grant | Refusal] = BatchQueue(
-            leases.acquire, **options
-        )
+    def __init__(self, store: JournalStore, leases: LeaseStore) -> None:
+        self._leases: BatchQueue[LeaseRequest, Grant | Refusal] = BatchQueue(leases.acquire)
         self._entries: list[BatchQueue[Entry, Verdict]] = [
-            BatchQueue(store.append, data=attrgetter("data"), **options) for _ in range(QUEUES)
+            BatchQueue(store.append, data=attrgetter("data")) for _ in range(QUEUES)
         ]
-        self._options = options
         self._store = store
         self._starts: BatchQueue[NewRun, bool] | None = None
         self._messages: BatchQueue[NewMessage, Receipt] | None = None
@@ -348,12 +341,9 @@ class Committer:
     def queue_of(self, run_id: str) -> BatchQueue[Entry, Verdict]:
         """Return the queue for the entries of a run, which keep their order."""
         # One queue per run: if an entry could overtake another, the store would mistake the late
-        # one for a repetition.
-        return self._entries[hash(run_id) % len(self._entries)]
-
-    def append(self, entry: Entry) -> Coroutine[Any, Any, Verdict]:
-        """Return the verdict on an entry once it is durable."""
-        return self.queue_of(entry.id).submit(entry)
+        # one for a repetition. By a checksum, because `hash` differs between processes, and a
+        # simulation must be repeatable.
+        return self._entries[crc32(run_id.encode()) % len(self._entries)]
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
         """Return the requested lease, or a refusal."""
@@ -363,14 +353,14 @@ class Committer:
         """Return whether this run was created; `False` if its id was taken, even by itself."""
         if self._starts is None:
             send = require_schedule(self._store, "a run that starts runs").enqueue
-            self._starts = BatchQueue(send, data=attrgetter("snapshot"), **self._options)
+            self._starts = BatchQueue(send, data=attrgetter("snapshot"))
         return self._starts.submit(run)
 
     def send(self, message: NewMessage) -> Coroutine[Any, Any, Receipt]:
         """Return the receipt of a message, which must have a `dedup_id`: it may be sent again."""
         if self._messages is None:
             send = require_inbox(self._store, "a run that sends messages").send
-            self._messages = BatchQueue(send, data=attrgetter("payload"), **self._options)
+            self._messages = BatchQueue(send, data=attrgetter("payload"))
         return self._messages.submit(message)
 
     async def close(self) -> None:

@@ -17,13 +17,13 @@ from perdure.durable.in_flight import StepInFlight, steps_in_flight
 from perdure.durable.inbox import Inbox
 from perdure.durable.outbox import Outbox
 from perdure.durable.reports import ReportWriter
-from perdure.durable.session import Session, store_errors
+from perdure.durable.session import Session
+from perdure.durable.store_errors import store_errors
 from perdure.durable.suspension import Answer, Suspension
-from perdure.engine import call as calls
 from perdure.engine.attempts import LONG_DELAY
-from perdure.engine.call import Received
 from perdure.engine.execution import Execution
 from perdure.engine.history import History
+from perdure.engine.host import Host, Received, Undos
 from perdure.engine.middleware import Around
 from perdure.engine.tasks import call_in, detached, finish, outside_runs
 from perdure.engine.waiting import UNCLAIMED
@@ -45,13 +45,12 @@ REPLAY = "~replay:"
 """The prefix of the ids of waits that only let `always_replay` suspend the run."""
 
 
-class RunHost(calls.RunHost, ABC):
+class RunHost(Host, ABC):
     """A run in this process: its history, its lease, and its execution once it has started.
 
     `open_outbox` creates the outbox of a run that may act on other runs. `leftovers` are messages
     that no wait will receive: they are consumed when the run is left. `replay` calls the function
-    to learn how its steps are undone. Middleware is told `due_at`: when the run became due, if that
-    is known.
+    to learn how its steps are undone.
     """
 
     def __init__(
@@ -82,10 +81,9 @@ class RunHost(calls.RunHost, ABC):
         self.open_outbox: Callable[[RunHost], Outbox] | None = None
         self._outbox: Outbox | None = None
         self.around: Around | None = None
-        self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
-        self.replay: Callable[[], Awaitable[calls.Undos]] | None = None
-        self._undos: calls.Undos | None = None
+        self.replay: Callable[[], Awaitable[Undos]] | None = None
+        self._undos: Undos | None = None
         self._execution: Execution | None = None
         self._suspension: Suspension | None = None
         self._reports: ReportWriter | None = None
@@ -212,7 +210,7 @@ class RunHost(calls.RunHost, ABC):
         """Stop the calling branch until the run has been suspended and resumed."""
         await self.suspension.halt(REPLAY + key)
 
-    async def learn_undos(self) -> calls.Undos:
+    async def learn_undos(self) -> Undos:
         """Replay the function, once, and return how its steps are undone."""
         if self._undos is None:
             assert self.replay is not None, "a function that is run can be replayed"
@@ -290,13 +288,13 @@ class RunHost(calls.RunHost, ABC):
 
     def lose(self) -> None:
         """Stop the run, because another process owns it."""
-        self.session.drop(self)
+        self.session.leases.drop(self)
         self.stop(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
         """Release the lease; the run can be claimed at once, or at `wake_at`."""
         # Dropped first: a renewal that finds the lease released would report it as lost.
-        self.session.drop(self)
+        self.session.leases.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):
                 store = require_lease(self.session.store)

@@ -9,7 +9,8 @@ from perdure.durable.host import RunHost
 from perdure.durable.lifecycle import log_failure, open_host, save_first
 from perdure.durable.outcome import describe_outcome
 from perdure.durable.run import Request, already_running, lease, run_once
-from perdure.durable.session import Session, store_errors
+from perdure.durable.session import Session
+from perdure.durable.store_errors import store_errors
 from perdure.engine.history import History
 from perdure.errors import IdempotencyConflict, StoreError
 from perdure.result import Result
@@ -24,13 +25,13 @@ async def run_with_key(request: Request, key: str) -> Result[Any, Any]:
     key. A failure frees the key; after a crash, the lease of its record expires.
     """
     async with request.session() as session:
-        while (other := session.keys.get(key)) is not None:
+        while (other := session.idempotency_keys.get(key)) is not None:
             await other.wait()
-        key_freed = session.keys[key] = asyncio.Event()
+        key_freed = session.idempotency_keys[key] = asyncio.Event()
         try:
             return await _run_in(session, request, key)
         finally:
-            del session.keys[key]
+            del session.idempotency_keys[key]
             key_freed.set()
 
 
@@ -56,7 +57,7 @@ async def _run_in(session: Session, request: Request, key: str) -> Result[Any, A
     history.metadata.update(metadata)
     host = open_host(session, record.id, history, grant)
     await save_first(host)
-    session.hold(host)
+    session.leases.hold(host)
     try:
         if snapshot is not None and (result := _result_for(record, key, snapshot)) is not None:
             await host.settle(snapshot["execution"], Rest("completed"))

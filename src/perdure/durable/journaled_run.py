@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from perdure.durable.asks import CLOSED, conclude, unseen_act
 from perdure.durable.host import RunHost
-from perdure.durable.session import Session, notify_watchers
+from perdure.durable.session import Session
+from perdure.durable.watchers import notify_watchers
 from perdure.engine.call import StepCall
 from perdure.engine.history import History
 from perdure.engine.records import EncodedRecord
@@ -217,7 +218,7 @@ class JournaledRun(RunHost):
             raise asyncio.CancelledError from None
         finally:
             # Whatever the outcome of the write, this process no longer works on the run.
-            self.session.drop(self)
+            self.session.leases.drop(self)
             notify_watchers(self.session.store, self.id)
         if is_cancelled:
             raise asyncio.CancelledError

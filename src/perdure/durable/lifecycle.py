@@ -17,12 +17,13 @@ from perdure.durable.host import RunHost
 from perdure.durable.journaled_run import JournaledRun
 from perdure.durable.session import Session
 from perdure.durable.snapshot_run import SnapshotRun
-from perdure.engine.call import Undos
+from perdure.engine.contexts import Activation
 from perdure.engine.environment import Environment
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
 from perdure.engine.history import History
-from perdure.engine.middleware import Activation, Around, Middleware
+from perdure.engine.host import Undos
+from perdure.engine.middleware import Around, Middleware
 from perdure.engine.replay import Replay
 from perdure.engine.step import Step
 from perdure.engine.tasks import Task, cancel_and_wait, detached, exception_of, outside_runs
@@ -41,9 +42,9 @@ class Program(Environment, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is stopped. `around` is
-    called around the function and its steps. The listeners of `bus` are told how it ends if
-    `is_function`; otherwise `body` is something else, such as a rollback, and `function` is the
-    run's function.
+    called around the function and its steps, and is told `due_at`: when the run became due, if that
+    is known. The listeners of `bus` are told how it ends if `is_function`; otherwise `body` is
+    something else, such as a rollback, and `function` is the run's function.
     """
 
     body: Body
@@ -55,6 +56,7 @@ class Program(Environment, frozen=True, kw_only=True):
     always_replay: bool = False
     is_function: bool = True
     around: tuple[Middleware, ...] = ()
+    due_at: datetime | None = None
 
 
 def open_host(
@@ -116,7 +118,7 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         await save_first(host)
     # Started before the lease is held: a renewal may bring messages for waits.
     host.start(execution, program.suspend_after, program.always_replay)
-    host.session.hold(host)
+    host.session.leases.hold(host)
     timer = None if program.deadline is None else _start_timer(execution, program.deadline)
     task, context = _start_function(execution, host, program)
     try:
@@ -166,7 +168,7 @@ def _with_middleware(execution: Execution, host: RunHost, program: Program) -> B
 
 def _around(execution: Execution, host: RunHost, program: Program) -> Around:
     epoch = 0 if host.lease is None else host.lease.epoch
-    activation = Activation(epoch, host.takeovers, host.due_at)
+    activation = Activation(epoch, host.takeovers, program.due_at)
     return Around(program.around, execution, activation)
 
 

@@ -10,6 +10,7 @@ from perdure.errors import CodecError
 from perdure.result import Err, Ok, Result
 from perdure.snapshot import ExecutionBlock, Snapshot
 from perdure.snapshot.record import encode_failure, result_of
+from perdure.snapshot.rollback import led_to_end
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ def describe_outcome(
     # An exception that was raised is recorded differently from a returned `Err` with that error.
     failure = run.ended_by if run.ended_by is not None and run.ended_by is result.error else result
     record = encode_failure(failure, host.id, run.errors, lambda: codec.error_type(fn)).record
-    facts = {"sagas": sagas} if (sagas := run.sagas_that_ended_it()) else {}
-    block = failed_block(host, record, run.failures_that_ended_it(), **facts)
+    facts = {"sagas": sagas} if (sagas := run.sagas_before(run.ended_by)) else {}
+    block = failed_block(host, record, run.failures_before(run.ended_by), **facts)
     return Outcome(result, block, "failed")
 
 
@@ -85,9 +86,9 @@ def recorded_result(
 def failures_to_retry(snapshot: Snapshot) -> list[str]:
     """Return the keys of the failed steps that a resumed run tries again.
 
-    These are the failures that ended the run, including those that made a race fail. A failure that
-    the function handled stays: what it did next is recorded too. Other writers of the format do not
-    distinguish them, so all of their failures are tried again.
+    These are the failures that led to the end of the run. A failure that the function handled
+    stays: what it did next is recorded too. Other writers of the format do not distinguish them, so
+    all of their failures are tried again.
     """
     block: Mapping[str, Any] = snapshot["execution"]
     steps = snapshot["steps"]
@@ -96,9 +97,6 @@ def failures_to_retry(snapshot: Snapshot) -> list[str]:
     failures = {key: record for key, record in steps.items() if not record["ok"]}
     if block["status"] != "failed":
         return [key for key, record in failures.items() if "at" not in record]
-    if (ended_by := block.get("failed")) is None:
+    if block.get("failed") is None:
         return list(failures)
-    keys = [key for key in ended_by if key in failures]
-    for key in keys:
-        keys += (cause for cause in failures[key].get("failures", ()) if cause not in keys)
-    return keys
+    return [key for key in led_to_end(steps, block) if key in failures]

@@ -15,10 +15,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Protocol
 
 from perdure import codec
 from perdure.clock import Clock
+from perdure.durable.leases import HeldLeases
 from perdure.errors import StoreError
 from perdure.limits import MAX_PERMITS, PermitLimit
 from perdure.snapshot import new_snapshot
@@ -51,18 +51,6 @@ IDLE = timedelta(hours=1)
 """How long the permits of a key are kept after their last use."""
 
 _MOST_POOLS = 10_000
-
-
-class Keeper(Protocol):
-    """Renews leases."""
-
-    def keep(self, permit: "Permit") -> None:
-        """Renew the lease of a permit from now on."""
-        ...
-
-    def forget(self, permit: "Permit") -> None:
-        """Stop renewing the lease of a permit."""
-        ...
 
 
 class Hold:
@@ -247,12 +235,12 @@ class Permits:
     """The permits of one store that one owner in this process holds, by limit."""
 
     def __init__(
-        self, store: QueueStore, keeper: Keeper, clock: Clock, ttl: timedelta, owner: str
+        self, store: QueueStore, leases: HeldLeases, clock: Clock, ttl: timedelta, owner: str
     ) -> None:
         self.store = store
         self.clock = clock
         self.owner = owner
-        self._keeper = keeper
+        self._leases = leases
         self._ttl = ttl
         self._pools: dict[str, Pool] = {}
         self._numbers: Mapping[str, int] = {}
@@ -308,7 +296,7 @@ class Permits:
             is_rate = pool.limit.per is not None
             permit = pool.add(grant.lease, expiry if is_rate else float("inf"))
             if not is_rate:
-                self._keeper.keep(permit)
+                self._leases.hold_permit(permit)
         now = self.clock.monotonic()
         for name, pool in pools.items():
             pool.note_answer(numbers[name] > 0, now)
@@ -345,7 +333,7 @@ class Permits:
             pool.surplus.clear()
         # Before the release: a renewal that finds a released lease would report the permit as lost.
         for permit in (*idle, *surplus):
-            self._keeper.forget(permit)
+            self._leases.drop_permit(permit)
         try:
             if idle:
                 await self.store.release([permit.lease for permit in idle])

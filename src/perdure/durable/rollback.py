@@ -39,6 +39,7 @@ from perdure.snapshot.rollback import (
     cancelled_at_end,
     first_of,
     last_valid_start,
+    led_to_end,
     undone_by_saga,
     undone_outside_sagas,
 )
@@ -93,8 +94,9 @@ def first_to_repeat(history: History, block: ExecutionBlock) -> str | None:
     `block` is the outcome of the run. A scope whose failure the function handled is not repeated.
     """
     steps = history.steps()
-    sagas = {*block.get("sagas", ()), *cancelled_at_end(steps, block.get("failed", ()))}
-    undone_keys = [key for saga in sagas if saga in steps for key in undone_by_saga(steps[saga])]
+    keys = led_to_end(steps, block)
+    sagas = {*keys, *cancelled_at_end(steps, keys)}
+    undone_keys = [key for saga in sagas for key in undone_by_saga(steps[saga])]
     if history.rollback is not None:
         undone_keys += undone_outside_sagas(steps)
     undone_keys = [key for key in undone_keys if key in steps]

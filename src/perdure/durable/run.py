@@ -28,7 +28,8 @@ from perdure.durable.rollback import (
     roll_back,
     rolled_back,
 )
-from perdure.durable.session import Session, borrow, is_running, store_errors
+from perdure.durable.session import Session, borrow, is_running
+from perdure.durable.store_errors import store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Err, Ok, Result
@@ -193,6 +194,16 @@ async def lease(session: Session, request: Request) -> Grant | Refusal:
     )
 
 
+async def _lease_again(session: Session, request: Request) -> Grant | None:
+    """Lease a run that this call has settled in order to continue it, if the store has leases."""
+    if not can_lease(request.store):
+        return None
+    answer = await lease(session, request)
+    if isinstance(answer, Refusal):
+        raise already_running(answer)
+    return answer
+
+
 def _begin(session: Session, request: Request, grant: Grant | None) -> RunHost:
     """Return the host of a new run."""
     history = History(request.id)
@@ -233,12 +244,7 @@ async def _resume(
         await host.settle(host.block(), Rest("running", delete=True))
     else:
         await rewrite(host)
-    if grant is not None:
-        answer = await lease(session, request)
-        if isinstance(answer, Refusal):
-            raise already_running(answer)
-        grant = answer
-    return open_host(session, request.id, history, grant)
+    return open_host(session, request.id, history, await _lease_again(session, request))
 
 
 def _prepare_retry(request: Request, history: History, snapshot: Snapshot) -> bool:
@@ -282,12 +288,7 @@ async def _at_version(request: Request, snapshot: Snapshot) -> Snapshot | None:
 
 async def _undo(session: Session, request: Request, result: Result[Any, Any]) -> Result[Any, Any]:
     """Undo the steps of a failed run, and return its failure, or that of the rollback."""
-    grant = None
-    if can_lease(request.store):
-        answer = await lease(session, request)
-        if isinstance(answer, Refusal):
-            raise already_running(answer)
-        grant = answer
+    grant = await _lease_again(session, request)
     snapshot = await _load(request) if grant is None else grant.snapshot
     host = open_host(session, request.id, History(request.id, snapshot), grant)
     return await _continue(host, request, result)

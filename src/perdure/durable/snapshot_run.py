@@ -6,7 +6,8 @@ from typing import Any
 
 from perdure import codec
 from perdure.durable.host import RunHost
-from perdure.durable.session import Session, store_errors
+from perdure.durable.session import Session
+from perdure.durable.store_errors import store_errors
 from perdure.engine.call import StepCall
 from perdure.engine.history import History
 from perdure.engine.records import EncodedRecord
@@ -55,7 +56,7 @@ class SnapshotRun(RunHost):
         async with self._save_lock:
             if self._saved_changes >= own_change:
                 return
-            # Not `mine`: this save includes everything that changed during the previous one.
+            # Not `own_change`: this save includes everything that changed during the previous one.
             included_changes = self._changes
             await self._save(self.running_block())
             self._saved_changes = included_changes

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perdure.durable.permits import Hold, Permits, Pool
+from perdure.durable.timers import wait_until_set
 from perdure.engine.tasks import detached
 from perdure.limits import Cost, PermitLimit, step_limit
 
@@ -104,15 +105,7 @@ class _Line:
     async def _pause(self) -> None:
         """Wait until a permit may be free, or an attempt in this process has ended."""
         pause = max(self.pool.look_at - self._clock.monotonic(), 0.001)
-        timer = detached(self._wake_after(pause))
-        try:
-            await self._freed.wait()
-        finally:
-            timer.cancel()
-
-    async def _wake_after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-        self._freed.set()
+        await wait_until_set(self._freed, self._clock, pause)
 
 
 class StepLimits:

@@ -29,9 +29,10 @@ from typing import Literal, TypeAlias
 from perdure import codec
 from perdure.clock import Clock, parse_iso
 from perdure.durable.inbox import Inbox
-from perdure.engine.call import Received
+from perdure.engine.asyncio_internals import awaited_future, awaits_only, place
 from perdure.engine.execution import Execution
-from perdure.engine.tasks import Future, Task, awaited_future, awaits_only, detached, place
+from perdure.engine.host import Received
+from perdure.engine.tasks import Future, Task, detached
 from perdure.errors import PerdureError, Suspended
 from perdure.snapshot import PendingWait
 from perdure.store import Message
@@ -42,9 +43,11 @@ Answer: TypeAlias = Received | None
 
 POLL = timedelta(milliseconds=250)
 SLOWEST_POLL = timedelta(seconds=1)
-_STEADY = 5
-_TURNS = 20
-_MOST_TURNS = 10_000
+_QUIET_ITERATIONS, _QUIET_ITERATIONS_ALONE = 5, 2
+"""For how many iterations of the event loop no branch may run before all of them wait; fewer if the
+run has no further branches."""
+_MOST_ITERATIONS, _MOST_ITERATIONS_OF_REPLAY = 20, 10_000
+"""How many iterations may pass until then; more with `always_replay`, which cannot try later."""
 _PATIENCE = 10
 """After how many times `suspend_after` it is logged that a run cannot leave memory."""
 
@@ -206,16 +209,7 @@ class Suspension:
                 if await self._can_suspend():
                     # The lease may have been lost, or the deadline passed, during the check.
                     if self._run.live:
-                        # A branch may be held before a step that sends out a token or, with
-                        # `always_replay`, after the record of the answer.
-                        asks, waits = self._run.open_asks, self._run.history.waits
-                        ask_waits = {id: wait for id, wait in asks.items() if id in waits}
-                        branch_waits = {
-                            each.wait["id"]: each.wait for each in self._pending.values()
-                        }
-                        # Stored with the rest of the run: these waits decide when it wakes up.
-                        self.suspended_waits = list({**ask_waits, **branch_waits}.values())
-                        self._run.stop(Suspended())
+                        self._suspend()
                     return
                 if self._unsaved_deadline:
                     # The run stays in memory for now, but after a crash the wait must not start
@@ -229,6 +223,16 @@ class Suspension:
             self._run.stop(error)
         finally:
             self._watcher = None
+
+    def _suspend(self) -> None:
+        """Stop the run; its waits are stored with it, and decide when it wakes up."""
+        # A branch may be held before a step that sends out a token or, with `always_replay`, after
+        # the record of the answer.
+        asks, waits = self._run.open_asks, self._run.history.waits
+        ask_waits = {id: wait for id, wait in asks.items() if id in waits}
+        branch_waits = {each.wait["id"]: each.wait for each in self._pending.values()}
+        self.suspended_waits = list({**ask_waits, **branch_waits}.values())
+        self._run.stop(Suspended())
 
     async def _can_suspend(self) -> bool:
         """Return whether the run leaves memory."""
@@ -273,18 +277,21 @@ class Suspension:
 
         Between the end of one branch and the wake-up of another that waits for it, asyncio runs
         callbacks, each in an iteration of the event loop. So only a state that stays quiet for
-        several iterations is stable.
+        several iterations is stable. In a run without further branches, only a callback that is
+        already scheduled can start one.
         """
-        turns = _MOST_TURNS if self._always_replay else _TURNS
+        has_branches = self._branches.root.has_children
+        needed = _QUIET_ITERATIONS if has_branches else _QUIET_ITERATIONS_ALONE
+        remaining = _MOST_ITERATIONS_OF_REPLAY if self._always_replay else _MOST_ITERATIONS
         quiet = 0
         while not self._branches.in_flight:
             busy = [task for task in self._unparked() if awaited_future(task) is None]
             quiet = 0 if busy else quiet + 1
-            if quiet == _STEADY:
+            if quiet >= needed:
                 return True
-            if turns == 0 and busy:
+            if remaining == 0 and busy:
                 return self._give_up_on(busy[0])
-            turns -= turns > 0
+            remaining -= remaining > 0
             await self._clock.sleep(0)
         return False
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from perdure.clock import Clock, SyncedClock, parse_iso
 from perdure.engine.branches import Branches
-from perdure.engine.call import NO_STORE, SCOPE, Received, RunHost, StepCall
+from perdure.engine.call import SCOPE, StepCall
 from perdure.engine.history import History
+from perdure.engine.host import NO_STORE, Host, Received
 from perdure.engine.middleware import Around
 from perdure.engine.tasks import outside_runs
 from perdure.engine.unwinding import is_unwinding, warn_of_late_call
@@ -63,7 +64,7 @@ class ActiveRun:
         clock: Clock,
         random: Random,
         emit: Callable[[Event], None] | None,
-        host: RunHost | None,
+        host: Host | None,
     ) -> None:
         self.workflow, self.run_id = workflow, run_id
         self.history, self.host = history, host
@@ -179,11 +180,8 @@ class ActiveRun:
         if self._stopped_by is not None or self._over:
             self.refuse(call.id)
         assert self.host is not None, "only a host pauses a run"
-        self.branches.begin(call)
-        try:
+        with self.branches.busy(call):
             await self.host.halt(call.wait_id())
-        finally:
-            self.branches.end(call)
 
     def add_undo(self, call: StepCall, key: str) -> None:
         """Remember how a recorded step is undone."""
@@ -197,7 +195,7 @@ class ActiveRun:
         if key is not None and call.undo is not None:
             self.add_undo(call, key)
 
-    async def spend(self, wait: PendingWait) -> Received | None:
+    async def perform_wait(self, wait: PendingWait) -> Received | None:
         """Perform a durable wait and close it; return the message, if one came."""
         try:
             answer = await self._wait(wait)

@@ -8,7 +8,8 @@ order in which calls of different branches are answered, so a replay finds the s
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from perdure.engine.branches import Branch, split_path
+from perdure.engine.branches import Branch
+from perdure.engine.paths import split_path
 
 
 class Mark(NamedTuple):

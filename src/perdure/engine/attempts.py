@@ -13,7 +13,8 @@ from perdure.clock import isoformat
 from perdure.codec.exceptions import safe_text
 from perdure.codec.scope import class_name
 from perdure.engine.active_run import ActiveRun
-from perdure.engine.call import NO_STORE, StepCall
+from perdure.engine.call import StepCall
+from perdure.engine.host import NO_STORE
 from perdure.engine.invoke import Elapsed, invoke, with_timeout
 from perdure.errors import MissingAbility, StepFailed, StepTimeout
 from perdure.events import StepRetry, StepStart, StepTimedOut
@@ -33,7 +34,7 @@ async def attempts(run: ActiveRun, call: StepCall, once: Callable[[], Awaitable[
     if (wait := run.history.waits.get(call.wait_id())) is not None and wait["kind"] == "retry":
         # Attempts of an earlier activation count too, and the delay began in that activation.
         call.attempt = wait.get("attempt", 1)
-        await run.spend(wait)
+        await run.perform_wait(wait)
         call.attempt += 1
     while True:
         try:
@@ -81,7 +82,7 @@ async def _pause(run: ActiveRun, call: StepCall, retry: Retry, failure: Exceptio
         "attempt": call.attempt,
         "error": _describe(failure),
     }
-    await run.spend(run.history.open_wait(wait))
+    await run.perform_wait(run.history.open_wait(wait))
 
 
 def _describe(failure: Exception) -> str:

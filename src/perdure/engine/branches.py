@@ -5,9 +5,6 @@ A branch is an asyncio task that the workflow function started, by whatever mean
 creation order, which the program decides, never from completion order, which is not deterministic.
 So two branches that call the same step ids and finish in any order are replayed correctly.
 
-To see tasks at their creation, a task factory is wrapped around the loop's own while at least one
-run is active on that loop. Tasks that do not belong to a run are not affected.
-
 The task of a branch is always in one of these states, and a run may leave memory only when no
 branch is in the first two:
 
@@ -19,21 +16,13 @@ branch is in the first two:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
-from perdure.engine.tasks import (
-    POSITION,
-    Task,
-    arguments_of,
-    cancel_and_wait,
-    creator_of_task,
-    current_task,
-    exception_of,
-    is_wait_for,
-    started_together,
-    unwrapped,
-)
+from perdure.engine.asyncio_internals import arguments_of, unwrapped
+from perdure.engine.paths import join_path
+from perdure.engine.tasks import POSITION, Task, cancel_and_wait, current_task, exception_of
 from perdure.errors import InvalidArgument, NestedStep, WrongRun
 
 _ORDERED = "a list of awaitables, in the same order each time"
@@ -131,7 +120,7 @@ class Branch:
         """Start `work` as this branch."""
         # The task factory sees this position, and makes the new task carry this branch instead of a
         # numbered child of the current one.
-        token = POSITION.set(_Reserved(self))
+        token = POSITION.set(Reserved(self))
         try:
             return asyncio.get_running_loop().create_task(work)
         finally:
@@ -155,25 +144,13 @@ class Leaf:
     refusal: NestedStep
 
 
-def join_path(path: str, name: str) -> str:
-    """Return `path` with one more part, in an unambiguous form: without slashes or bare numbers."""
-    if "/" in name or "%" in name:
-        name = name.replace("%", "%25").replace("/", "%2F")
-    part = f"%{name}" if name.isdecimal() else name
-    return f"{path}/{part}" if path else part
+class Reserved:
+    """The position of code that is about to create the task of a named branch."""
 
+    __slots__ = ("branch",)
 
-def split_path(path: str) -> tuple[str, str]:
-    """Return the path and name from which `join_path` made `path`."""
-    head, _, part = path.rpartition("/")
-    name = part[1:] if part[:1] == "%" and part[1:].isdecimal() else part
-    return head, name.replace("%2F", "/").replace("%25", "%")
-
-
-def is_below(path: str, paths: Set[str]) -> bool:
-    """Return whether a branch is one of these, or below one of them."""
-    parts = path.split("/")
-    return any("/".join(parts[:length]) in paths for length in range(1, len(parts) + 1))
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
 
 
 def _ends_in_count(id: str) -> bool:
@@ -194,7 +171,6 @@ class Branches:
     """
 
     __slots__ = (
-        "_factory",
         "_loop",
         "_position",
         "_root",
@@ -227,18 +203,16 @@ class Branches:
     def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None, "a run needs a task"
-        root = self.root
+        root = self._root = Branch(self)
         root.task = task
         self.tasks[task] = root
         self._position = POSITION.set(root)
         self._loop = task.get_loop()
-        self._factory = _watch(self._loop)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._unwinding is not None:
             self._unwinding.cancel()
-        _unwatch(self._loop, self._factory)
         POSITION.reset(self._position)
         self.tasks.clear()
         # What refers to the run's records: tasks that were left behind must not keep them alive.
@@ -262,7 +236,7 @@ class Branches:
             if position.task is asyncio.current_task(self._loop):
                 return position
             return self._branch_of(current_task(), position)
-        if type(position) is _Reserved and position.branch.branches is self:
+        if type(position) is Reserved and position.branch.branches is self:
             # The loop's task factory was replaced during the run, so the new task was not
             # registered.
             return self._branch_of(current_task(), position.branch)
@@ -326,6 +300,15 @@ class Branches:
         if self.on_change is not None or self.when_idle is not None:
             self._stopped_working()
 
+    @contextmanager
+    def busy(self, call: Leaf) -> Generator[None]:
+        """Keep a call in flight, and with it the run in memory, until the block ends."""
+        self.begin(call)
+        try:
+            yield
+        finally:
+            self.end(call)
+
     def park(self, task: Task) -> None:
         """Note that a call enters a durable wait."""
         self.parked_tasks[task] = None
@@ -384,81 +367,6 @@ class Branches:
 
 def branches_of(position: object) -> Branches | None:
     """Return the branches of the run that code at this `POSITION` belongs to."""
-    if isinstance(position, Leaf | _Reserved):
+    if isinstance(position, Leaf | Reserved):
         return position.branch.branches
     return position.branches if isinstance(position, Branch) else None
-
-
-class _Reserved:
-    """The position of code that is about to create the task of a named branch."""
-
-    __slots__ = ("branch",)
-
-    def __init__(self, branch: Branch) -> None:
-        self.branch = branch
-
-
-class _Factory:
-    """A task factory that registers the tasks created by a run's branches."""
-
-    __slots__ = ("previous", "users")
-
-    def __init__(self, previous: Callable[..., Any] | None) -> None:
-        self.previous = previous
-        self.users = 0
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        branch = _branch_for_new_task(coro)
-        if branch is None:
-            return self._create(loop, coro, options)
-        # The task copies this context. An eager task runs before `_create` returns it.
-        token = POSITION.set(branch)
-        try:
-            if (context := options.get("context")) is not None:
-                context.run(POSITION.set, branch)
-            if branch.branches.task_class is not None:
-                task = branch.branches.task_class(coro, loop=loop, **options)
-            else:
-                task = self._create(loop, coro, options)
-        finally:
-            POSITION.reset(token)
-        branch.branches.add(branch, task)
-        return task
-
-    def _create(self, loop: asyncio.AbstractEventLoop, coro: Any, options: dict[str, Any]) -> Any:
-        if self.previous is None:
-            return asyncio.Task(coro, loop=loop, **options)
-        return self.previous(loop, coro, **options)
-
-
-def _branch_for_new_task(work: object) -> Branch | None:
-    position = POSITION.get()
-    if type(position) is _Reserved:
-        return position.branch
-    if type(position) is not Branch:
-        return None
-    creator = creator_of_task()
-    if is_wait_for(creator):
-        # Since Python 3.12, `wait_for` starts no task. The numbers of branches must not depend on
-        # that, because a run may outlive an upgrade.
-        return position
-    awaitables = started_together(creator)
-    return position.child() if awaitables is None else position.child_among(work, awaitables)
-
-
-def _watch(loop: asyncio.AbstractEventLoop) -> _Factory:
-    factory = loop.get_task_factory()
-    # One factory for all runs of the loop: a chain of one per run could not be removed in any
-    # order, and would cost each new task one call per run.
-    if not isinstance(factory, _Factory):
-        factory = _Factory(factory)
-        loop.set_task_factory(factory)
-    factory.users += 1
-    return factory
-
-
-def _unwatch(loop: asyncio.AbstractEventLoop, factory: _Factory) -> None:
-    factory.users -= 1
-    # A factory that was set in the meantime stays: its owner will remove it.
-    if not factory.users and loop.get_task_factory() is factory:
-        loop.set_task_factory(factory.previous)

@@ -1,20 +1,20 @@
-"""A call of a step, and the host through which its record becomes durable."""
+"""A call of a step: its identity and its options."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from types import MappingProxyType, MethodType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from perdure import codec
-from perdure.engine.branches import Branch, Leaf, join_path
-from perdure.engine.records import EncodedRecord
+from perdure.engine.branches import Branch, Leaf
+from perdure.engine.paths import join_path
 from perdure.errors import DriftError
 from perdure.limits import Cost
 from perdure.retry import Retry, Timeout
-from perdure.snapshot import PendingWait, StepRecord
+from perdure.snapshot import StepRecord
 
 Kind: TypeAlias = Literal[
     "step",
@@ -42,51 +42,50 @@ SCOPE: ContextVar[Any] = ContextVar("perdure_saga", default=None)
 """The innermost scope of a saga that the running code belongs to; branches inherit it."""
 
 
-class Received(NamedTuple):
-    """A message that a wait received."""
-
-    message_id: str
-    payload: Any
-    sent_at: datetime
-
-
 class StepCall(Leaf):
-    """One call of a step: its identity and its options.
+    """One call of a step: its identity, its options, and facts about its record.
 
-    Defaults that most calls keep are class attributes. `key` is the explicit key, `record_key` the
-    key that was reserved for the record when the call began. The write of the record also consumes
-    the messages in `consumes` and replaces the earlier records in `replaces`. `failures` are the
-    keys of the failures that made a race fail, `event` is the name of the event that a wait
-    received, `run` is the id of the run that the call started or waited for. `is_permitted` is set
-    once its limit has permitted an attempt, `within` is the branch of a call with an explicit key.
-    `answer` describes the answer to an approval or callback, `token` is the idempotency key of a
-    step that sends out a token, `gate` awaits the approval of a step before it begins. `undo` is
-    the function that undoes the step, given its value, `undo_retry` is how that is retried, and
-    `sagas` are the scopes that the step belongs to.
+    Defaults that most calls keep are class attributes.
     """
 
     kind: Kind = "step"
+
     retries: Retry | None = None
     timeout: Timeout | None = None
     limit: Cost | None = None
-    is_permitted: bool = False
     returns: Any = None
     errors: tuple[type[BaseException], ...] = ()
     ttl: timedelta | None = None
-    record_key: str = ""
-    started_at: float = 0.0
-    consumes: tuple[str, ...] = ()
-    replaces: Mapping[str, bytes] = MappingProxyType({})
-    failures: Sequence[str] = ()
-    event: str = ""
-    run: str = ""
+    gate: "Callable[[Any, StepCall], Awaitable[object]] | None" = None
+    """Awaits the approval of the step before it begins."""
     undo: Callable[[Any], object] | None = None
+    """Undoes the step, given its value."""
     undo_retry: Retry | None = None
     sagas: Sequence[str] = ()
+    """The scopes that the step belongs to."""
     within: str = ""
-    answer: dict[str, Any] | None = None
+    """The branch of a call with an explicit key."""
     token: str = ""
-    gate: "Callable[[Any, StepCall], Awaitable[object]] | None" = None
+    """The idempotency key of a step that sends out a token."""
+
+    record_key: str = ""
+    """The key that was reserved for the record when the call began."""
+    started_at: float = 0.0
+    is_permitted: bool = False
+    """Whether its limit has permitted an attempt."""
+
+    consumes: tuple[str, ...] = ()
+    """The messages that the write of the record consumes."""
+    replaces: Mapping[str, bytes] = MappingProxyType({})
+    """The earlier records that the write of the record replaces."""
+    failures: Sequence[str] = ()
+    """The keys of the failures that made a race fail."""
+    event: str = ""
+    """The name of the event that a wait received."""
+    run: str = ""
+    """The id of the run that the call started or waited for."""
+    answer: dict[str, Any] | None = None
+    """The answer to an approval or callback."""
 
     def __init__(
         self,
@@ -163,7 +162,10 @@ class StepCall(Leaf):
             f"was recorded with other arguments (fingerprint {stored_args}) than it is called with "
             f"now ({self.fingerprint}): its record belongs to another call"
         )
-        hint = "make arguments depend only on earlier steps, or pass key= to the call"
+        hint = (
+            "make arguments depend only on earlier steps, step.now() and step.random(), or pass "
+            "key= to the call"
+        )
         return self._drift(f"{problem}; {hint}", stored_args, self.fingerprint)
 
     def _drift(self, problem: str, recorded: str, requested: str) -> DriftError:
@@ -220,84 +222,3 @@ def idempotency_key(run_id: str, generation: int, branch: str, call: str) -> str
     # As JSON, because with any separator, an id that contains the separator could imitate another.
     identity = codec.dumps([run_id, generation, branch, call])
     return hashlib.sha256(identity).hexdigest()[:32]
-
-
-class Undos(NamedTuple):
-    """What a replay found: the calls of steps that can be undone, by the keys of their records.
-
-    `stopped_by` is the error that ended the replay early, if there was one.
-    """
-
-    calls: Mapping[str, StepCall]
-    stopped_by: Exception | None
-
-
-NO_STORE = "a Workflow in this process"
-"""Named in errors of runs that have no store, and therefore no host."""
-
-
-class RunHost(Protocol):
-    """The interface through which a run's records become durable, and its waits are performed."""
-
-    always_replay: bool
-    suspend_after: timedelta
-    """Longer waits are durable: the run may leave memory."""
-
-    def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
-        """Make the record durable; an exception stops the run.
-
-        A cancellation is raised as `Interrupted` after the write has ended.
-        """
-        ...
-
-    async def persist(self) -> None:
-        """Make open waits and the outbox durable; the items in the outbox are then delivered.
-
-        A cancellation is raised as `Interrupted` after the write has ended.
-        """
-        ...
-
-    async def read_log(self, run_id: str) -> list[tuple[str, Any]]:
-        """Return the names and payloads of the messages of a log, a run that is never leased."""
-        ...
-
-    async def wait(self, wait: PendingWait) -> Received | None:
-        """Wait for a time or an event; return the message, if one came."""
-        ...
-
-    async def conclude(self, wait: PendingWait, outcome: Mapping[str, Any]) -> Received:
-        """Answer a wait on behalf of the run, unless it was already answered; return the answer.
-
-        A cancellation is raised as `Interrupted` after the message was sent and read. If another
-        owner has recorded the answer, `LeaseLost` is raised.
-        """
-        ...
-
-    async def permit(self, cost: Cost, /) -> Callable[[], None]:
-        """Wait until a limit permits an attempt; return a function that releases the permit.
-
-        If the permit is lost, the host stops the run.
-        """
-        ...
-
-    def give_back(self, key: str) -> None:
-        """Make the event of an unclaimed record available to waits."""
-        ...
-
-    async def transact(
-        self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
-    ) -> EncodedRecord:
-        """Call `work` with the store's connection; its record is committed with its writes."""
-        ...
-
-    def report(self, report: Mapping[str, Any], /) -> None:
-        """Set the report of a run from inside a step, in any thread, and publish it at once."""
-        ...
-
-    async def halt(self, key: str) -> None:
-        """Stop the calling branch until the run has been suspended and resumed."""
-        ...
-
-    async def learn_undos(self) -> Undos:
-        """Replay the function, once, and return how its steps are undone."""
-        ...

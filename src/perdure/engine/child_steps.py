@@ -10,10 +10,11 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
-from perdure.clock import Duration, parse_duration
-from perdure.engine.call import RunHost, StepCall
+from perdure.clock import Duration, add_duration
+from perdure.engine.call import StepCall
 from perdure.engine.children import RunRef, await_run, call_run, children_of, start_run
 from perdure.engine.execution import Execution
+from perdure.engine.host import Host
 from perdure.engine.map_runs import OnError, RunMap, map_runs
 from perdure.engine.questions import Question, reply, reply_call
 from perdure.engine.target import ChildOptions, OnParentEnd, Target
@@ -189,7 +190,7 @@ class ChildSteps:
             raise InvalidArgument("run", run, _ANOTHER)
         # Checked by the call, not only when it is awaited.
         if timeout is not None:
-            parse_duration(timeout, "timeout")
+            add_duration(self._run.clock.now(), timeout, "timeout")
         target = children.find(ref.workflow)
         call = self._run.call(id, self.result if target is None else target.fn, (ref.id,))
         call.kind = "result"
@@ -289,7 +290,7 @@ class ChildSteps:
 
     def _prepare(
         self, caller: str, id: str, workflow: object, payload: object
-    ) -> tuple[RunHost, Target[Any, Any], StepCall]:
+    ) -> tuple[Host, Target[Any, Any], StepCall]:
         run = self._run
         target = children_of(run, caller).target(workflow)
         assert run.host is not None, "a run with children has a host"

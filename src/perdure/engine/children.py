@@ -10,11 +10,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from perdure import codec
-from perdure.clock import Duration, isoformat, parse_duration
-from perdure.engine.call import NO_STORE, RunHost, StepCall
+from perdure.clock import Duration, add_duration, isoformat
+from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
+from perdure.engine.host import NO_STORE, Host
 from perdure.engine.target import ChildOptions, ChildRuns, Target
 from perdure.engine.tasks import Interrupted
+from perdure.engine.unawaited import call_named
 from perdure.errors import MissingAbility, PerdureError, RunFailed, StepFailed, StepTimeout
 from perdure.result import Ok
 from perdure.snapshot import OutboxItem, PendingWait
@@ -46,10 +48,11 @@ def children_of(run: Execution, caller: str) -> ChildRuns:
     return run.children
 
 
+@call_named("step.call")
 async def call_run(
     run: Execution,
     call: StepCall,
-    host: RunHost,
+    host: Host,
     target: Target[Any, Any],
     options: ChildOptions,
 ) -> Any:
@@ -73,6 +76,7 @@ async def call_run(
         return await _receive_end(run, call, wait, target)
 
 
+@call_named("step.start")
 async def start_run(
     run: Execution, call: StepCall, target: Target[Any, Any], options: ChildOptions
 ) -> Any:
@@ -106,10 +110,11 @@ async def _conflict(run: Execution, children: ChildRuns, item: OutboxItem) -> Ex
         raise run.stop(error) from error.__cause__
 
 
+@call_named("step.result")
 async def await_run(
     run: Execution,
     call: StepCall,
-    host: RunHost,
+    host: Host,
     ref: RunRef[Any],
     timeout: Duration | None,
 ) -> Any:
@@ -123,8 +128,7 @@ async def await_run(
         if wait is None:
             wait = _new_wait(run, call, ref.id, cancels=False)
             if timeout is not None:
-                wake_at = run.clock.now() + parse_duration(timeout, "timeout")
-                wait["wakeAt"] = isoformat(wake_at)
+                wait["wakeAt"] = isoformat(add_duration(run.clock.now(), timeout, "timeout"))
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
         else:
             run.count_from(call, wait.get("since"))
@@ -141,7 +145,7 @@ def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> 
     return wait
 
 
-async def _open(run: Execution, host: RunHost, wait: PendingWait, item: OutboxItem) -> None:
+async def _open(run: Execution, host: Host, wait: PendingWait, item: OutboxItem) -> None:
     """Make a wait durable together with the outbox item that leads to its answer."""
     run.history.open_wait(wait)
     run.history.outbox.put(f"wait:{wait['id']}", item)
@@ -168,7 +172,7 @@ async def _receive_end(
     run: Execution, call: StepCall, wait: PendingWait, target: Target[Any, Any] | None
 ) -> Any:
     try:
-        answer = await run.spend(wait)
+        answer = await run.perform_wait(wait)
     except asyncio.CancelledError:
         give_up(run, wait)
         raise

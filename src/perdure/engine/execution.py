@@ -18,15 +18,17 @@ from perdure.clock import Clock, parse_iso
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
 from perdure.engine.branches import Branch
-from perdure.engine.call import NO_STORE, SCOPE, WAITS, RunHost, StepCall, undecorated
+from perdure.engine.call import SCOPE, WAITS, StepCall, undecorated
 from perdure.engine.environment import Environment
 from perdure.engine.failures import leading_to, passing_through
 from perdure.engine.history import History, UndoableStep
-from perdure.engine.invoke import check_callable, invoke, is_awaited
+from perdure.engine.host import NO_STORE, Host
+from perdure.engine.invoke import invoke, is_awaited, not_callable
 from perdure.engine.losses import warnings_of
 from perdure.engine.recorded_calls import RecordedCalls
 from perdure.engine.records import EncodedRecord
 from perdure.engine.tasks import POSITION, Interrupted, Task, outside_runs
+from perdure.engine.unawaited import call_named
 from perdure.errors import CodecError, MissingAbility
 from perdure.events import (
     Event,
@@ -80,7 +82,7 @@ class Execution(RecordedCalls):
         environment: Environment,
         emit: Callable[[Event], None] | None = None,
         cache: StepCache | None = None,
-        host: RunHost | None = None,
+        host: Host | None = None,
     ) -> None:
         super().__init__(workflow, run_id, history, clock, random, emit, host)
         self.errors, self.types = environment.errors, environment.types
@@ -114,7 +116,7 @@ class Execution(RecordedCalls):
         if branch is None:
             branch = self.branches.current(self.run_id, id)
         if not callable(fn):
-            check_callable(id, fn)
+            raise not_callable(id, fn)
         if key is not None:
             key = check_unreserved(check_text(key, "key", "a non-empty string, or None"), "key")
         if type(fn) is not partial and not hasattr(fn, "durable_step"):
@@ -127,27 +129,30 @@ class Execution(RecordedCalls):
         """Answer from the record, from the cache, or by running the step."""
         return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
+    @call_named("step")
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
         """Perform one call per key at a time; calls that waited then find its record."""
         if self.gated and self.may_only_replay and self.find_record(call) is None:
             # A call that must not begin must not block the key for others.
             await self.gate(call)
-        key_freed = await self._take_key(key)
+        await self.take_key(key)
         try:
             if self.cache is not None and self.find_record(call) is None:
                 await self._load_from_cache(self.cache, call, key)
             return await self._execute(call)
         finally:
-            del self._keys_in_use[key]
-            key_freed.set()
+            self.free_key(key)
 
-    async def _take_key(self, key: str) -> asyncio.Event:
-        """Wait until no call uses the key; return an event to set when this call has ended."""
+    async def take_key(self, key: str) -> None:
+        """Wait until no call uses the key, and use it until `free_key` is called."""
         # A loop, because of several waiting calls, the first to wake takes the key again.
         while (other := self._keys_in_use.get(key)) is not None:
             await other.wait()
-        key_freed = self._keys_in_use[key] = asyncio.Event()
-        return key_freed
+        self._keys_in_use[key] = asyncio.Event()
+
+    def free_key(self, key: str) -> None:
+        """Let the next call use the key."""
+        self._keys_in_use.pop(key).set()
 
     async def _load_from_cache(self, cache: StepCache, call: StepCall, key: str) -> None:
         """Add the record of another run to the history, where the call will find it."""
@@ -160,6 +165,7 @@ class Execution(RecordedCalls):
         record.pop("undo", None)
         self.history.load({key: record})
 
+    @call_named("step")
     async def _execute(self, call: StepCall) -> Any:
         """Answer from the record, or call the function and record its value.
 
@@ -239,7 +245,10 @@ class Execution(RecordedCalls):
             call.started_at -= max(elapsed.total_seconds(), 0)
 
     def in_flight(self, call: StepCall) -> "InFlight":
-        """Return a context manager that keeps a call in flight, if it is not just a function."""
+        """Return a context manager for a call that does more than call a function.
+
+        It waits until the call may begin, begins it, and keeps it in flight.
+        """
         return InFlight(self, call)
 
     async def succeed(self, call: StepCall, value: Any) -> Any:
@@ -352,21 +361,17 @@ class Execution(RecordedCalls):
         self.tell(StepSuccess, call, key, duration=duration)
         self.tell(StepComplete, call, key, duration=duration, result=Ok(record.value), facts=facts)
 
-    def failures_that_ended_it(self) -> list[str]:
-        """Return the keys of the failed steps that ended the run."""
-        return leading_to(self.failures, self.ended_by)
+    def failures_before(self, end: BaseException | Err[Any] | None) -> list[str]:
+        """Return the keys of the failed steps that led to an exception, or to a returned `Err`."""
+        return leading_to(self.failures, end)
 
-    def sagas_that_ended_it(self) -> list[str]:
-        """Return the keys of the sagas that the failure passed through."""
-        return passing_through(self.saga_failures, self.failures, self.ended_by)
-
-
-# If a user forgets an `await`, Python warns: "coroutine 'step' was never awaited".
-Execution._execute.__qualname__ = Execution._perform_keyed.__qualname__ = "step"
+    def sagas_before(self, end: BaseException | Err[Any] | None) -> list[str]:
+        """Return the keys of the sagas that an exception, or a returned `Err`, passed through."""
+        return passing_through(self.saga_failures, self.failures, end)
 
 
 class InFlight:
-    """A context manager that begins a call, unless it may not begin, and ends it."""
+    """A call that begins once it is admitted, and is in flight until the block ends."""
 
     __slots__ = ("_call", "_run")
 

@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from types import CoroutineType
 from typing import Any, TypeAlias, TypeVar
 
+from perdure.engine.asyncio_internals import arguments_of
+from perdure.engine.call import StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.sagas import finish_rollbacks
 from perdure.engine.step import Step
-from perdure.errors import InvalidArgument, Suspended
+from perdure.engine.task_factory import task_factory
+from perdure.engine.unawaited import warn_of_unfinished
+from perdure.errors import InvalidArgument, NotAwaited, Suspended
 from perdure.events import (
     WorkflowCancelled,
     WorkflowError,
@@ -90,7 +94,7 @@ async def _run_and_announce(
 
 
 async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-    with run.branches:
+    with task_factory(), run.branches:
         if run.stopped_by is not None:
             # The run was stopped before its task started.
             run.branches.cancel()
@@ -105,6 +109,8 @@ async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) ->
             run.ended_by = run.stopped_by or error
             return outcome_of(run.ended_by)
         else:
+            if len(run.branches.tasks) > 1 and run.live:
+                warn_of_unfinished(run)
             return _outcome(run, value)
         finally:
             # First of all: branches that are about to be cancelled must not begin another step.
@@ -124,11 +130,11 @@ def _outcome(run: Execution, value: object) -> Result[Any, Any]:
     return value if isinstance(value, Ok | Err) else Ok(value)
 
 
-def _forgotten_await(value: Coroutine[Any, Any, Any]) -> InvalidArgument:
+def _forgotten_await(value: "CoroutineType[Any, Any, Any]") -> NotAwaited:
+    call = arguments_of(value).get("call")
     # Closed, so that Python does not complain a second time.
     value.close()
-    hint = "Write `return await step(…)`"
-    return InvalidArgument("output", value, "what the workflow function computed", hint)
+    return NotAwaited(call.id if isinstance(call, StepCall) else value.__qualname__)
 
 
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:

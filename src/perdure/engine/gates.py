@@ -88,5 +88,6 @@ def fill_in(template: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> str
     except (KeyError, IndexError, AttributeError, ValueError, TypeError) as error:
         names = ", ".join(f"{{{name}}}" for name in values) or "it has none"
         expected = f"a question with the names of the function's parameters in braces ({names})"
-        raise InvalidArgument("approve", template, expected, f"{error!r}") from None
+        hint = f"Write a brace that is part of the text twice, {{{{ or }}}}: {error!r}"
+        raise InvalidArgument("approve", template, expected, hint) from None
     return question if len(question) <= _MAX_QUESTION else question[: _MAX_QUESTION - 1] + "…"

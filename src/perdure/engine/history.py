@@ -7,8 +7,9 @@ import msgspec
 
 from perdure import codec
 from perdure.engine.ahead import Ahead
-from perdure.engine.branches import Branch, is_below, split_path
-from perdure.engine.records import EncodedRecord, Records, is_failure
+from perdure.engine.branches import Branch
+from perdure.engine.paths import is_below, split_path
+from perdure.engine.records import EncodedRecord, Records, decoded, is_failure
 from perdure.engine.started_runs import Start, StartedRuns
 from perdure.engine.tracked import Tracked
 from perdure.snapshot import (
@@ -23,7 +24,7 @@ from perdure.snapshot import (
     outbox_of,
 )
 from perdure.snapshot.acts import with_act
-from perdure.snapshot.asks import asking_call, asks_among, is_ask
+from perdure.snapshot.asks import ANSWERS, answer_in, asking_call, asks_among, is_ask
 from perdure.snapshot.patches import moved_patches, without_patches
 from perdure.snapshot.rollback import UNDO, rollback_of
 from perdure.snapshot.summary import encode_summary
@@ -286,12 +287,30 @@ class History(Records):
         return successor
 
     def without_records(self) -> "History":
-        """Return a history with the run's name, metadata and children, but no records."""
+        """Return a history with the run's name, metadata and children, but no records.
+
+        The names of those who answered its questions stay in the metadata, for late answers.
+        """
         empty = History(self.name)
         empty.metadata = self.metadata
+        if answers := self._answers():
+            empty.metadata = Tracked({**self.metadata, ANSWERS: answers})
         empty.waits, empty.children, empty.outbox = self.waits, self.children, self.outbox
         empty.asks = self.asks
         return empty
+
+    def _answers(self) -> dict[str, Any]:
+        """Return the answers to the run's questions, by the names of the messages."""
+        answers: dict[str, Any] = {}
+        for record in self._records.values():
+            # Most records are not of questions, and need not be decoded.
+            if type(record) is not bytes or b'"answer":' in record:
+                facts = decoded(record)
+                if answer := answer_in(facts):
+                    answers[facts.get("event", "")] = {
+                        name: answer[name] for name in ("by", "at", "expired") if name in answer
+                    }
+        return answers
 
     def replica(self) -> "History":
         """Return a history with the same records, which code may use without a change to this."""

@@ -58,27 +58,26 @@ def _call_style(fn: Callable[..., Any]) -> int:
     while isinstance(fn, partial):
         fn = fn.func
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise InvalidArgument("fn", fn, "a function that returns one value, not a generator")
+        # An exception that can be recorded as it is, since it becomes the failure of the step.
+        name = getattr(fn, "__name__", "the function")
+        raise TypeError(f"{name} is a generator: a step records one value, such as a list of all")
     if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
         return _AWAITED
     return _IN_PLACE if getattr(fn, "__name__", "") == "<lambda>" else _THREADED
 
 
-def check_callable(id: str, fn: object) -> None:
-    """Raise, with a hint about thunks, if a step was given something that cannot be called."""
-    if callable(fn):
-        return
-    if inspect.isawaitable(fn):
-        if inspect.iscoroutine(fn):
-            fn.close()
-        raise InvalidArgument(
-            "fn",
-            fn,
-            "a function, not a coroutine",
-            f"Write step({id!r}, function, argument) or step({id!r}, lambda: function(argument)): "
-            "a step that is already recorded must not be called at all",
-        )
-    raise InvalidArgument("fn", fn, "a function and its arguments, or a lambda")
+def not_callable(id: str, fn: object) -> InvalidArgument:
+    """Return the error for a step that was given something that cannot be called."""
+    if inspect.iscoroutine(fn):
+        fn.close()
+    expected = "a function, not a coroutine" if inspect.isawaitable(fn) else "a function"
+    return InvalidArgument(
+        "fn",
+        fn,
+        expected,
+        f"Write step({id!r}, function, argument) or step({id!r}, lambda: function(argument)): "
+        "a step that is already recorded must not be called at all",
+    )
 
 
 class Elapsed(Exception):

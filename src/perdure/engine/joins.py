@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeAlias
 
 from perdure.clock import isoformat
+from perdure.engine.asyncio_internals import arguments_of, flatten, unstarted
 from perdure.engine.branches import Branch
 from perdure.engine.call import ASKS, StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.failures import leading_to
-from perdure.engine.tasks import Task, arguments_of, cancel_and_wait, flatten, unstarted
+from perdure.engine.tasks import Task, cancel_and_wait, exception_of
+from perdure.engine.unawaited import call_named
 from perdure.errors import DriftError
 from perdure.result import Ok
 from perdure.snapshot import StepRecord
@@ -33,6 +34,7 @@ def closed_if_refused(work: Sequence[object]) -> Generator[None]:
         raise
 
 
+@call_named("step.all")
 async def run_all(
     run: Execution, names: Sequence[str], work: Sequence[Coroutine[Any, Any, Any]]
 ) -> tuple[Any, ...]:
@@ -57,6 +59,7 @@ async def _finish(tasks: Sequence[Task]) -> None:
             await cancel_and_wait(tasks)
 
 
+@call_named("step.map")
 async def run_each(
     run: Execution, branch: Branch, calls: Sequence[StepCall], concurrency: int, *, collect: bool
 ) -> list[Any]:
@@ -150,6 +153,7 @@ def _waits_of(work: Any) -> Iterator[StepCall]:
             yield from _waits_of(each)
 
 
+@call_named("step.race")
 async def race(
     run: Execution, call: StepCall, names: Sequence[Name], work: Sequence[Any]
 ) -> tuple[Name, Any]:
@@ -192,8 +196,7 @@ async def _decide(
     run.begin(call)
     winner, task = await _first_to_end(run, racers)
     # In flight only from here on: while its branches wait, the run may be suspended.
-    run.branches.begin(call)
-    try:
+    with run.branches.busy(call):
         answered_racer = _answered_instead(run, winner, racers)
         winner = answered_racer or winner
         call.replaces = {**_unclaimed_below(run, parent), **_unclaimed_by(run, winner, racers)}
@@ -205,13 +208,12 @@ async def _decide(
         try:
             value = task.result() if answered_racer is None else _value_of(run, answered_racer)
         except Exception as error:  # noqa: BLE001  # the user's function
-            # A retry of the run drops the record of the race, and with it those of these steps.
-            call.failures = leading_to(run.failures, error)
+            # A retry of the run drops the record of the race, and with it those of these steps. A
+            # replay raises the recorded failure, and does not come to them or to these scopes.
+            call.failures = [*run.failures_before(error), *run.sagas_before(error)]
             return await run.fail(call, error)  # type: ignore[no-any-return]  # it raises
         await run.succeed(call, _verdict(run, winner))
         return winner.name, value
-    finally:
-        run.branches.end(call)
 
 
 def _answered_instead(run: Execution, winner: Racer, racers: Iterable[Racer]) -> Racer | None:
@@ -268,7 +270,7 @@ async def _replay_all(
     tasks = {racer.name: racer.start() for racer in racers}
     # Losers are not awaited, and asyncio logs exceptions that are never retrieved.
     for task in tasks.values():
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(exception_of)
     try:
         if recorded_call is None:
             await asyncio.wait(tasks.values())
@@ -283,12 +285,6 @@ async def _replay_all(
         descendants = run.branches.tasks_below(racer.branch for racer in racers)
         for task in (*tasks.values(), *descendants):
             task.cancel()
-
-
-def _retrieve(task: Task) -> None:
-    """Mark the exception of a task as retrieved."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer, Task]:

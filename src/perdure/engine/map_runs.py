@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from perdure import codec
 from perdure.clock import isoformat
 from perdure.engine.branches import Branch
-from perdure.engine.call import RunHost, StepCall
+from perdure.engine.call import StepCall
 from perdure.engine.children import (
     RunRef,
     await_run,
@@ -20,7 +20,9 @@ from perdure.engine.children import (
     run_failed,
 )
 from perdure.engine.execution import Execution
+from perdure.engine.host import Host
 from perdure.engine.target import ChildOptions, Target
+from perdure.engine.unawaited import call_named
 from perdure.errors import DriftError, LeaseLost, RunFailed, StepTimeout
 from perdure.result import Err, Ok
 from perdure.snapshot import PendingWait
@@ -46,7 +48,7 @@ class RunMap:
         self,
         run: Execution,
         call: StepCall,
-        host: RunHost,
+        host: Host,
         target: Target[Any, Any],
         items: Sequence[Any],
         options: ChildOptions,
@@ -192,7 +194,7 @@ class RunMap:
             "event": self._event,
             "since": now,
         }
-        answer = await run.spend(run.history.open_wait(wait))
+        answer = await run.perform_wait(run.history.open_wait(wait))
         if answer is None:
             # The wait has no timeout, so an operator has ended it.
             self._cancel()
@@ -286,6 +288,7 @@ class RunMap:
         return Err(run_failed(run_id, self._target.name, error))
 
 
+@call_named("step.map_runs")
 async def map_runs(
     run_map: RunMap, call: StepCall, on_error: OnError, tolerate: int | None
 ) -> list[Any]:

@@ -34,7 +34,7 @@ _AWAITABLE = "an awaitable, such as step(…), or one mapping of names to functi
 
 
 class ParallelSteps:
-    """The base class of `Step`."""
+    """A base class of `Step`."""
 
     __slots__ = ()
 

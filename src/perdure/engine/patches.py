@@ -1,7 +1,8 @@
 """Decide whether a run continues with changed code: the implementation of `step.patched`."""
 
-from perdure.engine.branches import Branch, join_path
+from perdure.engine.branches import Branch
 from perdure.engine.history import History
+from perdure.engine.paths import join_path
 from perdure.snapshot.patches import Answer, answer_of, encode_answer, patch_name
 
 

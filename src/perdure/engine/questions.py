@@ -7,6 +7,7 @@ import msgspec
 from perdure.engine.call import StepCall
 from perdure.engine.children import children_of
 from perdure.engine.execution import Execution
+from perdure.engine.unawaited import call_named
 from perdure.errors import InvalidArgument
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ def _reply() -> Any:
     """A placeholder for the function of an answer, which has no return type."""
 
 
+@call_named("step.reply")
 async def reply(run: Execution, call: StepCall, question: Question[Any]) -> None:
     """Record that a question was answered; the answer is delivered once that is durable."""
     recorded_call = run.find_record(call)

@@ -12,8 +12,9 @@ from perdure.clock import Clock
 from perdure.codec import DeclaredTypes, ErrorScope
 from perdure.engine.active_run import ActiveRun
 from perdure.engine.branches import Branch
-from perdure.engine.call import Received, RunHost, StepCall
+from perdure.engine.call import StepCall
 from perdure.engine.history import History
+from perdure.engine.host import Host, Received
 from perdure.engine.turns import Turns
 from perdure.errors import CodecError, ManualValueError
 from perdure.events import Event, StepCacheHit
@@ -43,7 +44,7 @@ class RecordedCalls(ActiveRun):
         clock: Clock,
         random: Random,
         emit: Callable[[Event], None] | None,
-        host: RunHost | None,
+        host: Host | None,
     ) -> None:
         super().__init__(workflow, run_id, history, clock, random, emit, host)
         self.replayed = 0
@@ -145,11 +146,8 @@ class RecordedCalls(ActiveRun):
 
         It would be stored without the waits that the branch has not reached again yet.
         """
-        self.branches.begin(call)
-        try:
+        with self.branches.busy(call):
             await turn
-        finally:
-            self.branches.end(call)
 
     def value_of(self, call: StepCall, key: str) -> Any:
         """Return the value of a recorded step."""

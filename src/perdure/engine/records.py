@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from perdure import codec
-from perdure.engine.branches import is_below, join_path
+from perdure.engine.paths import is_below, join_path
 from perdure.snapshot import StepRecord
 from perdure.validation import RESERVED
 
@@ -195,7 +195,7 @@ class Records:
             return None
         self._foreign.pop(key, None)
         self._loaded.pop(key, None)
-        record = _decoded(data)
+        record = decoded(data)
         self._calls.get(record.get("branch", ""), {}).pop(record.get("call", key), None)
         return record
 
@@ -210,7 +210,7 @@ class Records:
 
     def _peek(self, key: str) -> StepRecord:
         """Return a record that the caller only reads."""
-        return _decoded(self._records[key])
+        return decoded(self._records[key])
 
     @property
     def last_record(self) -> str:
@@ -275,5 +275,6 @@ def is_failure(record: Stored) -> bool:
     return not record["ok"]
 
 
-def _decoded(record: Stored) -> StepRecord:
+def decoded(record: Stored) -> StepRecord:
+    """Return a record that the caller only reads."""
     return codec.loads(record) if type(record) is bytes else cast(StepRecord, record)

@@ -21,25 +21,21 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+from perdure.engine.asyncio_internals import (
+    awaited_future,
+    awaits_only,
+    awaits_primitive,
+    fire,
+    sleeps,
+    timers_where,
+)
 from perdure.engine.branches import branches_of
 from perdure.engine.call import SCOPE, StepCall
 from perdure.engine.execution import Execution
 from perdure.engine.function import run_function
+from perdure.engine.patient_task import CancelRequest, PatientTask
 from perdure.engine.step import Step
-from perdure.engine.tasks import (
-    CancelRequest,
-    Future,
-    PatientTask,
-    Task,
-    awaited_future,
-    awaits_only,
-    awaits_primitive,
-    cancel_and_wait,
-    fire,
-    outside_runs,
-    sleeps,
-    timers_where,
-)
+from perdure.engine.tasks import Future, Task, cancel_and_wait, outside_runs
 from perdure.errors import RunOver, Suspended
 from perdure.snapshot import StepRecord
 from perdure.snapshot.rollback import UNDO
@@ -49,8 +45,8 @@ LONGEST_AWAIT = timedelta(seconds=1)
 # Limits, because a function may never become quiet, set timers in a loop, or call a refused step
 # again and again.
 _PAUSE, _MOST_PAUSES = 0.01, 1000
-_STEADY = 5
-_MOST_TURNS = 100
+_QUIET_ITERATIONS = 5
+_MOST_ITERATIONS = 100
 _MOST_TIMERS = 1000
 _MOST_REFUSALS = 10_000
 
@@ -168,10 +164,10 @@ class Replay(Execution):
         """Wait until no branch runs; return `False` if that takes too long."""
         # Asyncio calls callbacks between the end of one branch and the wake-up of another.
         quiet = busy = 0
-        while quiet < _STEADY:
+        while quiet < _QUIET_ITERATIONS:
             is_busy = any(awaited_future(task) is None for task in self._live_tasks())
             quiet, busy = (0, busy + 1) if is_busy else (quiet + 1, busy)
-            if busy < _MOST_TURNS:
+            if busy < _MOST_ITERATIONS:
                 await self.clock.sleep(0)
             elif await self._pause():
                 busy = 0

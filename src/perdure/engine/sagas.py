@@ -16,10 +16,10 @@ from typing import Any
 
 from perdure import codec
 from perdure.engine.branches import Branch
-from perdure.engine.call import NO_STORE, SCOPE, StepCall
+from perdure.engine.call import SCOPE, StepCall
 from perdure.engine.execution import Execution
-from perdure.engine.failures import leading_to
 from perdure.engine.history import History
+from perdure.engine.host import NO_STORE
 from perdure.engine.invoke import invoke
 from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
 from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
@@ -38,7 +38,7 @@ class Saga:
     """A block whose steps are undone if it raises; the exception then propagates.
 
     The record of a scope that was undone has the keys of its steps, what ended the block, and the
-    keys of the failures that led to it.
+    keys of the failures, and of the scopes inside it, that led to it.
     """
 
     def __init__(self, run: Execution, id: str, retry: Retry | None) -> None:
@@ -181,7 +181,7 @@ class Saga:
         """
         assert self._record is not None, "the scope is closed"
         run, failed_keys = self._run, self._record.get("failed", ())
-        if leading_to(run.failures, error) == failed_keys or (cause := self.cause) is None:
+        if run.failures_before(error) == failed_keys or (cause := self.cause) is None:
             return error
         if not failed_keys:
             return cause
@@ -224,7 +224,8 @@ class Saga:
             value = {
                 "undoes": run.history.steps_to_undo(self._name),
                 "cause": self._encode(error),
-                "failed": leading_to(run.failures, error),
+                "failed": run.failures_before(error),
+                "sagas": run.sagas_before(error),
             }
             decision: dict[str, Any] = await run.succeed(call, value)
             self._key = call.record_key
@@ -257,21 +258,18 @@ async def finish_rollbacks(run: Execution) -> None:
 
     A run that completes is not undone as a whole, so what they leave would never be undone.
     """
-    while (keys := _left_by_scopes(run.history)) or run.rollbacks:
-        # After a crash, a branch may not have reached the end of its scope again.
-        if tasks := list(run.rollbacks) or _other_tasks(run):
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            continue
-        if failures := describe_all(await undo_all(run, keys)):
-            logger.error("run %r: steps of a scope could not be undone: %s", run.run_id, failures)
-        return
-
-
-def _other_tasks(run: Execution) -> list[Task]:
-    """Return the tasks of branches that do not wait for the current one."""
-    current = run.branches.current(run.run_id, "step.saga")
-    tasks = run.branches.tasks.items()
-    return [task for task, each in tasks if each is not current and not current.is_below(each)]
+    failures: dict[str, str] = {}
+    while True:
+        if run.rollbacks:
+            await asyncio.wait(list(run.rollbacks))
+        # After a crash, a branch may not have come to the end of its scope again, and may never do
+        # so: nothing waits for it.
+        elif keys := [key for key in _left_by_scopes(run.history) if key not in failures]:
+            failures |= describe_all(await undo_all(run, keys))
+        else:
+            break
+    if failures:
+        logger.error("run %r: steps of a scope could not be undone: %s", run.run_id, failures)
 
 
 def _left_by_scopes(history: History) -> list[str]:
@@ -333,15 +331,25 @@ async def _undo(run: Execution, key: str) -> None:
     undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
     # The key is not the user's, so no other run may find the record in a cache.
     undo.key, undo.kind, undo.retries = None, "undo", UNDO_RETRY
-    if run.find_record(undo) is None:
-        call = run.undos.get(key)
-        if call is None or call.undo is None:
-            raise run.replay_stopped_by or PerdureError(
-                f"the function no longer passes an undo for step {key!r}, or no longer calls it"
-            )
-        undo.fn, undo.args = _without_value(call.undo), (run.value_of(call, key),)
-        undo.errors, undo.retries = call.errors, call.undo_retry or UNDO_RETRY
-    await run.perform(undo)
+    # While the end of the function undoes a step, a branch may come to the end of its scope.
+    await run.take_key(undo.id)
+    try:
+        if run.find_record(undo) is None:
+            _prepare(run, undo, key)
+        await run.perform(undo)
+    finally:
+        run.free_key(undo.id)
+
+
+def _prepare(run: Execution, undo: StepCall, key: str) -> None:
+    """Let the call of an undo do what the function says; raise if that is unknown."""
+    call = run.undos.get(key)
+    if call is None or call.undo is None:
+        raise run.replay_stopped_by or PerdureError(
+            f"the function no longer passes an undo for step {key!r}, or no longer calls it"
+        )
+    undo.fn, undo.args = _without_value(call.undo), (run.value_of(call, key),)
+    undo.errors, undo.retries = call.errors, call.undo_retry or UNDO_RETRY
 
 
 def _without_value(fn: Callable[[Any], object]) -> Callable[[Any], Any]:

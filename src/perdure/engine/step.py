@@ -6,27 +6,26 @@ await step.sleep("settle", "1d")
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
 
-from perdure.clock import Cron, Duration, as_utc, isoformat, parse_duration
+from perdure.clock import Duration, parse_duration
 from perdure.engine.approval_steps import ApprovalSteps
-from perdure.engine.branches import Branch, Leaf, branches_of
+from perdure.engine.branches import Branch, Leaf
 from perdure.engine.call import StepCall, idempotency_key
 from perdure.engine.child_steps import ChildSteps
-from perdure.engine.execution import Execution
 from perdure.engine.gates import Gate, gate_of
 from perdure.engine.parallel import ParallelSteps
 from perdure.engine.sagas import Saga, check_undo
 from perdure.engine.tasks import POSITION
+from perdure.engine.transactions import transact
 from perdure.engine.values import RunValues
-from perdure.engine.waiting import continue_as_new, transact, wait
-from perdure.errors import InvalidArgument, InvalidDuration, PerdureError, RunOver
+from perdure.engine.wait_steps import WaitSteps
+from perdure.engine.waiting import continue_as_new
+from perdure.errors import InvalidArgument, PerdureError
 from perdure.limits import Cost, Limit, as_cost
 from perdure.result import Err, Ok
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
-from perdure.snapshot import PendingWait
-from perdure.validation import check_errors, check_event, check_text, check_unreserved
+from perdure.validation import check_errors, check_text, check_unreserved
 
 if TYPE_CHECKING:
     # Type checkers include this module; Python itself supports TypeVar defaults only since 3.13.
@@ -42,7 +41,7 @@ Args = TypeVarTuple("Args")
 Errors = Sequence[type[BaseException]]
 
 
-class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
+class Step(WaitSteps, ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
     """Runs the steps of one run; passed to the workflow function as its first argument.
 
     `Step[Shop]` says that `step.deps` is a `Shop`.
@@ -248,98 +247,6 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
             call.undo = check_undo(undo)
         return call
 
-    def sleep(self, id: str, duration: Duration | Cron, /) -> Coroutine[object, None, None]:
-        """Sleep for a duration, or until the next time of a cron expression.
-
-        ```python
-        await step.sleep("settle", "7d")  # or 90, timedelta(days=7), Cron("0 9 * * MON")
-        ```
-
-        The wake time is fixed by the first call, however often the run resumes.
-        """
-        call = self._run.call(id, self.sleep)
-        call.kind = "sleep"
-        return wait(self._run, call, self._wait(call, duration))
-
-    @overload
-    def wait_for_event(
-        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T]
-    ) -> Coroutine[object, None, T | None]: ...
-    @overload
-    def wait_for_event(
-        self, id: str, name: str, /, *, timeout: Duration | None = ..., returns: type[T], default: U
-    ) -> Coroutine[object, None, T | U]: ...
-    @overload
-    def wait_for_event(
-        self,
-        id: str,
-        name: str,
-        /,
-        *,
-        timeout: Duration | None = ...,
-        returns: None = ...,
-        default: object = ...,
-    ) -> Coroutine[object, None, Any]: ...
-    def wait_for_event(
-        self,
-        id: str,
-        name: str,
-        /,
-        *,
-        timeout: Duration | None = None,
-        returns: type[Any] | None = None,
-        default: object = None,
-    ) -> Coroutine[object, None, Any]:
-        """Return the payload of the next event with this name, or `default` after the timeout.
-
-        ```python
-        payment = await step.wait_for_event("payment", "paid", timeout="3d")
-        if payment is None:
-            raise TimeoutError("nobody paid")
-        ```
-
-        An operator can end the wait earlier, which is like a timeout. The payload of an event that
-        is sent without one is `None`: pass another `default` to tell the two apart. `returns` is
-        the type of the payload; one of another type fails the step with `CodecError`.
-        """
-        name = check_event(name, "name")
-        call = self._run.call(id, self.wait_for_event)
-        call.kind = "event"
-        call.returns = returns
-        return wait(self._run, call, self._wait(call, timeout, event=name), default)
-
-    def sleep_until(self, id: str, time: datetime, /) -> Coroutine[Any, Any, None]:
-        """Sleep until a datetime with a time zone; return at once if it has passed.
-
-        The time is fixed by the first call, however often the run resumes.
-        """
-        wake_at = as_utc(time, "time")
-        call = self._run.call(id, self.sleep_until)
-        call.kind = "sleep"
-        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep", "wakeAt": isoformat(wake_at)}
-        return wait(self._run, call, pending)
-
-    def _wait(
-        self, call: StepCall, duration: Duration | Cron | None, event: str | None = None
-    ) -> PendingWait:
-        pending: PendingWait = {"id": call.wait_id(), "kind": "sleep" if event is None else "event"}
-        if event is not None:
-            pending["event"] = event
-        if duration is not None or event is None:
-            parameter = "duration" if event is None else "timeout"
-            pending["wakeAt"] = isoformat(self._wake_time(duration, parameter))
-        return pending
-
-    def _wake_time(self, duration: Any, parameter: str) -> datetime:
-        now = self._run.clock.now()
-        if isinstance(duration, Cron):
-            return duration.next(now)
-        try:
-            return now + parse_duration(duration, parameter)
-        except OverflowError:
-            expected = "a duration that ends before the year 10000"
-            raise InvalidDuration(parameter, duration, expected) from None
-
     def continue_as_new(self, payload: object = None, /) -> Coroutine[Any, Any, NoReturn]:
         """End this generation of the run and begin the next one with another payload.
 
@@ -410,42 +317,6 @@ class Step(ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Generic[D_co]):
         """
         id = check_unreserved(check_text(id, "id", "the saga's name, a non-empty string"), "id")
         return Saga(self._run, id, as_retry(undo_retry))
-
-
-def current() -> Step | None:
-    """Return the handle of the run that the calling code belongs to; `None` outside a run.
-
-    It is the `step` of the workflow function, in any function that it calls, in its branches, and
-    in the functions of its steps and their threads. Code of a run that has ended is outside a run.
-    """
-    branches = branches_of(POSITION.get())
-    handle: Step | None = None if branches is None else branches.handle
-    return handle
-
-
-def require_current() -> Step:
-    """Return the handle of the run that the calling code belongs to, as `perdure.current` does.
-
-    Raise `PerdureError` outside a run, and `RunOver` if the run has ended.
-    """
-    if (handle := current()) is not None:
-        return handle
-    if branches_of(POSITION.get()) is None:
-        raise PerdureError(
-            "durable.current() was called outside a run: call it in a workflow function, or in a "
-            "function that one calls; perdure.current() returns None there"
-        )
-    raise RunOver("durable.current() was called by code of a run that has ended")
-
-
-def current_execution() -> Execution | None:
-    """Return the execution of the run that the calling code belongs to, or `None` outside a run."""
-    position = POSITION.get()
-    if type(position) is Branch and position.branches.handle is not None:
-        # The usual case, checked first: determining it in general costs a tenth of a step.
-        run: Execution = position.branches.handle._run
-        return run
-    return None if position is None else require_current()._run
 
 
 def _unknown_option(fn: object, unknown: dict[str, Any]) -> InvalidArgument:

@@ -7,18 +7,20 @@ same deduplication id as answers, so the store decides which was first.
 
 import asyncio
 import logging
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from perdure.clock import isoformat, parse_iso
+from perdure.clock import add_duration, isoformat, parse_iso
 from perdure.engine.approvals import Ask
-from perdure.engine.call import NO_STORE, Received, RunHost, StepCall, undecorated
+from perdure.engine.call import StepCall, undecorated
 from perdure.engine.execution import Execution
+from perdure.engine.host import NO_STORE, Host, Received
 from perdure.engine.tasks import Interrupted
-from perdure.errors import CodecError, InvalidDuration, MissingAbility, Rejected, StepTimeout
+from perdure.engine.unawaited import call_named
+from perdure.errors import CodecError, MissingAbility, Rejected, StepTimeout
 from perdure.snapshot import PendingWait
 from perdure.snapshot.asks import NOTIFY, event_of, new_nonce
 
@@ -28,14 +30,15 @@ _PAST = isoformat(datetime.fromtimestamp(0, UTC))
 """The wake time of a wait that only checks for an existing message."""
 
 
-def host_of(run: Execution, caller: str) -> RunHost:
+def host_of(run: Execution, caller: str) -> Host:
     """Return the host of a run, or raise if it has none and nothing could be answered."""
     if run.host is None:
         raise MissingAbility(NO_STORE, "inbox", caller)
     return run.host
 
 
-async def ask(run: Execution, call: StepCall, host: RunHost, question: Ask) -> Any:
+@call_named("step.approval")
+async def ask(run: Execution, call: StepCall, host: Host, question: Ask) -> Any:
     """Wait for the answer to a question, and record it."""
     recorded_call = run.find_record(call)
     if recorded_call is not None:
@@ -53,7 +56,7 @@ async def ask(run: Execution, call: StepCall, host: RunHost, question: Ask) -> A
 class _Asking:
     """A wait with a token, from its opening to the record of its answer."""
 
-    def __init__(self, run: Execution, call: StepCall, host: RunHost, question: Ask) -> None:
+    def __init__(self, run: Execution, call: StepCall, host: Host, question: Ask) -> None:
         self._run = run
         self._call = call
         self._host = host
@@ -134,7 +137,7 @@ class _Asking:
         wait: PendingWait = {**self._question.facts, "id": self._call.wait_id()}
         wait["event"], wait["nonce"], wait["since"] = event_of(nonce), nonce, isoformat(now)
         if (timeout := self._question.timeout) is not None:
-            wait["expiresAt"] = wait["wakeAt"] = isoformat(_add_duration(now, timeout, "timeout"))
+            wait["expiresAt"] = wait["wakeAt"] = isoformat(add_duration(now, timeout, "timeout"))
         if self._question.remind is not None:
             wait["wakeAt"] = self._wake_at(wait, 1)
         if (round := self._next_round()) > 1:
@@ -208,7 +211,7 @@ class _Asking:
         """Return when a reminder is due, or when the wait expires if that is earlier."""
         interval = self._question.remind or timedelta(0)
         due_at = isoformat(
-            _add_duration(parse_iso(wait.get("since", "")), number * interval, "remind")
+            add_duration(parse_iso(wait.get("since", "")), number * interval, "remind")
         )
         return min(wait.get("expiresAt", due_at), due_at)
 
@@ -268,26 +271,13 @@ class _Asking:
         with self._in_flight():
             return await self._run.fail(self._call, error)
 
-    @contextmanager
-    def _in_flight(self) -> Generator[None]:
+    def _in_flight(self) -> AbstractContextManager[None]:
         """Keep the run in memory; not needed around a step, which does so itself."""
-        self._run.branches.begin(self._call)
-        try:
-            yield
-        finally:
-            self._run.branches.end(self._call)
+        return self._run.branches.busy(self._call)
 
 
 def _is_closed(message: Received) -> bool:
     return bool(message.payload.get("closed"))
-
-
-def _add_duration(time: datetime, duration: timedelta, parameter: str) -> datetime:
-    try:
-        return time + duration
-    except OverflowError:
-        expected = "a duration that ends before the year 10000"
-        raise InvalidDuration(parameter, duration, expected) from None
 
 
 def _facts(answer: Mapping[str, Any], at: datetime) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
+from perdure.engine.asyncio_internals import awaited_future, awaits_first
 from perdure.engine.branches import Branches
 from perdure.engine.history import History
-from perdure.engine.tasks import Future, Task, awaited_future, awaits_first, current_task
+from perdure.engine.tasks import Future, Task, current_task
 from perdure.validation import RESERVED
 
 _ITERATIONS_PER_LEVEL = 3

@@ -84,6 +84,19 @@ class NestedStep(PerdureError):
         self.inside = inside
 
 
+class NotAwaited(PerdureError):
+    """A step was called without `await`, so it did not run."""
+
+    def __init__(self, step: str, place: str = "") -> None:
+        where = f" ({place})" if place else ""
+        super().__init__(
+            f"{step!r} was called without `await`{where}, so it did not run. Write `await` before "
+            "the call"
+        )
+        self.step = step
+        self.place = place
+
+
 class WrongRun(PerdureError):
     """A step was called through the handle of another run."""
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from perdure.engine.step import current
+from perdure.engine.current import current
 from perdure.validation import check_flag
 
 __all__ = ["RunFilter", "RunProcessor"]

@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
-from perdure.engine.step import Step, current
+from perdure.engine.current import current
+from perdure.engine.step import Step
 from perdure.errors import CodecError, InvalidArgument, MissingDependency, PerdureError
 from perdure.integrations._agent_calls import (
     AgentCalls,

@@ -14,15 +14,8 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from perdure.clock import Clock, Duration, parse_duration
-from perdure.engine.middleware import (
-    EVERYWHERE,
-    Call,
-    Middleware,
-    RunContext,
-    SentSignal,
-    StepContext,
-    WorkerContext,
-)
+from perdure.engine.contexts import RunContext, SentSignal, StepContext, WorkerContext
+from perdure.engine.middleware import EVERYWHERE, Call, Middleware
 from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import Cancelled, InvalidArgument, MissingDependency, StoreError, Suspended
 from perdure.result import Err

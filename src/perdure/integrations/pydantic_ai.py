@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
-from perdure.engine.step import Step, current
+from perdure.engine.current import current
+from perdure.engine.step import Step
 from perdure.errors import CodecError, InvalidArgument, MissingDependency, NestedStep, PerdureError
 from perdure.integrations._agent_calls import AgentCalls, StepOptions, check_options
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 from perdure.clock import parse_iso
 from perdure.durable.in_flight import StepInFlight
+from perdure.durable.leases import LeasedRun
 from perdure.durable.owners import process_of
-from perdure.durable.session import LeasedRun
 from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import InvalidArgument
 from perdure.limits import LimitOf, limit_name

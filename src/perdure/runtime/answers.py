@@ -20,6 +20,7 @@ from perdure.errors import AlreadyAnswered, InvalidArgument, Refused, RunNotFoun
 from perdure.snapshot import PendingWait, Snapshot, is_over, open_waits, rest_status
 from perdure.snapshot.acts import acts_of
 from perdure.snapshot.asks import (
+    ANSWERS,
     OPEN,
     Token,
     answer_in,
@@ -205,6 +206,9 @@ def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
     for record in records:
         if record.get("event") == token.event and (answer := answer_in(record)) is not None:
             _raise_answer(token, answer, _time(answer.get("at")))
+    metadata: Mapping[str, Any] = snapshot.get("metadata") or {}
+    if (answer := (metadata.get(ANSWERS) or {}).get(token.event)) is not None:
+        _raise_answer(token, answer, _time(answer.get("at")))
     for act in acts_of(snapshot.get("metadata")):
         if act.get("answers") == token.event:
             _raise_answer(token, act, _time(act.get("at")))

@@ -8,7 +8,6 @@ async with Client("postgresql://db/app") as client:
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
-from uuid import UUID
 
 import msgspec
 
@@ -28,7 +27,7 @@ from perdure.runtime.pruning import remove_logs_of
 from perdure.runtime.requests import OPERATOR, Request, encode_request
 from perdure.runtime.run import Run, T_co
 from perdure.runtime.starter import BATCH, ChangedRun, check_list, encode_payload
-from perdure.snapshot import Snapshot, is_over, rest_status
+from perdure.snapshot import Snapshot, is_over, new_uuid, rest_status
 from perdure.snapshot.rollback import rollback_of
 from perdure.store import (
     Delivery,
@@ -113,7 +112,7 @@ class Client(ApprovalClient):
         if workflow is None and not tags:
             raise InvalidArgument("tags", tags, "tags, or workflow=", "It would reach every run")
         if dedup_id is None:
-            dedup_id = f"{UUID(int=self.random.getrandbits(128), version=4)}"
+            dedup_id = new_uuid(self.random)
         message = _message(Signal("all", event, payload, dedup_id))
         run_ids = await self._open_runs(workflow, tags)
         signals = [Signal(run_id, event, payload, dedup_id) for run_id in run_ids]
@@ -217,7 +216,7 @@ class Client(ApprovalClient):
         """
         limit = None if timeout is None else parse_duration(timeout, "timeout")
         store = require_search(self.store, f"{type(self).__name__}.ask")
-        question = f"{UUID(int=self.random.getrandbits(128), version=4)}"
+        question = new_uuid(self.random)
         message = {"id": question, "payload": encode_payload(payload)}
         (result,) = await self._send([Signal(run_id, event, message, question)])
         if result.delivery is Delivery.UNKNOWN:

@@ -14,6 +14,7 @@ from perdure.errors import InvalidDuration
 from perdure.snapshot import Metadata
 
 _TIME, _DURATION = "deadline", "deadlineAfter"
+LONGEST = timedelta(days=36_525)
 LIMIT = "deadlineOfParent"
 """The metadata name of a child run's inherited deadline."""
 
@@ -23,6 +24,9 @@ def check_deadline(deadline: Duration) -> timedelta:
     duration = parse_duration(deadline, "deadline")
     if not duration:
         raise InvalidDuration("deadline", deadline, "a positive duration")
+    # It is added to a later time, which must exist.
+    if duration > LONGEST:
+        raise InvalidDuration("deadline", deadline, "a duration of at most 100 years")
     return duration
 
 

@@ -88,6 +88,14 @@ class Definition(Target[P_contra, T_co]):
         """Call the function."""
         if isinstance(payload, InvalidPayload):
             raise payload
+        if not callable(step):
+            # A call with the payload alone, as of a function that starts a run by itself.
+            name = self.__name__
+            hint = (
+                f"Start a run with runtime.trigger({name}, payload), or a child run with "
+                f"step.call(id, {name}, payload)"
+            )
+            raise InvalidArgument("step", step, "the step of a run", hint)
         return self.fn(step, payload) if self.takes_payload else self.fn(step)
 
     def _check_default(self, schedule: Schedule) -> None:
@@ -177,7 +185,13 @@ class Definition(Target[P_contra, T_co]):
         """Return the payload as the function receives it."""
         if self.payload_type is None:
             return codec.decode(data)
-        return codec.decode(data, self.payload_type, typed=True)
+        try:
+            return codec.decode(data, self.payload_type, typed=True)
+        except CodecError as error:
+            raise CodecError(
+                f"the stored payload of workflow {self.name!r} no longer fits its type: {error}. "
+                "Give new fields a default and keep the old names, or raise version= and migrate it"
+            ) from error
 
 
 def _payload_parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:

@@ -76,17 +76,18 @@ _CONTINUED = ("running", "queued")
 
 
 @dataclass(slots=True)
-class Activation:
+class OpenedRun:
     """A leased run that is about to be continued, with its definition and payload.
 
-    `requests` are those of operators that came in the meantime; `bus` keeps the tasks that read
-    them.
+    Middleware is told `due_at`: when the run became due, if that is known. `requests` are those of
+    operators that came in the meantime; `bus` keeps the tasks that read them.
     """
 
     host: RunHost
     definition: Definition[Any, Any]
     payload: Any
     bus: Bus
+    due_at: datetime | None = None
     requests: Sequence[ReceivedRequest] = ()
 
     def call(self, step: Step) -> Awaitable[Any]:
@@ -148,7 +149,7 @@ class Driver:
                 opened_run = await self._open(session, grant, not_before)
                 # The history has what is still needed of the snapshot, which may be large.
                 del grant
-                if isinstance(opened_run, Activation):
+                if isinstance(opened_run, OpenedRun):
                     settled_run: SettledRun | None = await self._continue(opened_run)
                 else:
                     settled_run = opened_run
@@ -165,7 +166,7 @@ class Driver:
 
     async def _open(
         self, session: Session, grant: Grant, not_before: datetime | None
-    ) -> Activation | SettledRun | None:
+    ) -> OpenedRun | SettledRun | None:
         """Return the run, ready to be continued, or its outcome if it was settled without that."""
         if is_over(rest_status(grant.snapshot)):
             return await self._close(session, grant)
@@ -183,40 +184,40 @@ class Driver:
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return SettledRun(b"", "running")
-        if self.around:
-            host.due_at = due_at_of(grant.snapshot, grant.now)
-        activation = Activation(host, definition, payload, self.bus)
-        host.on_message = activation.look_for_requests
-        return activation
+        due_at = due_at_of(grant.snapshot, grant.now) if self.around else None
+        run = OpenedRun(host, definition, payload, self.bus, due_at)
+        host.on_message = run.look_for_requests
+        return run
 
-    async def _continue(self, activation: Activation) -> SettledRun:
+    async def _continue(self, run: OpenedRun) -> SettledRun:
         """Run until the run ends, is suspended, or must continue under a new lease."""
-        host = activation.host
+        host = run.host
         settled_run: SettledRun | None = None
         try:
             with self.deps.in_use() as deps:
-                program = self._program(activation, deps)
+                program = self._program(run, deps)
                 execute = run_to_rest if host.history.rollback is None else roll_back
                 result = await execute(host, program)
-            settled_run = await self._leave(activation, result)
+            settled_run = await self._leave(run, result)
             return settled_run
         finally:
             if host.around is not None:
                 host.around.after(None if settled_run is None else settled_run.status)
             host.free()
 
-    def _program(self, activation: Activation, deps: Any) -> Program:
-        host, definition = activation.host, activation.definition
+    def _program(self, run: OpenedRun, deps: Any) -> Program:
+        host, definition = run.host, run.definition
         # Listeners and middleware see only the user's runs.
         is_system = isinstance(definition, SystemWorkflow)
         return Program(
-            body=activation.call,
+            body=run.call,
             random=self.random,
             bus=None if is_system else self.bus,
             around=() if is_system else self.around,
+            due_at=run.due_at,
             errors=definition.scope,
             types=definition.types,
-            payload=activation.payload,
+            payload=run.payload,
             deps=deps,
             encode_input=definition.encode_payload,
             children=self._children(host),
@@ -300,11 +301,11 @@ class Driver:
             history.drop(failures)
         return definition, payload, history
 
-    async def _leave(self, activation: Activation, result: Result[Any, Any] | None) -> SettledRun:
+    async def _leave(self, run: OpenedRun, result: Result[Any, Any] | None) -> SettledRun:
         """Settle the run: write its outcome or its waits; release it if that fails."""
-        host = activation.host
+        host = run.host
         try:
-            return await leave(host, result, activation.definition, activation.requests, self.keep)
+            return await leave(host, result, run.definition, run.requests, self.keep)
         except StoreError as error:
             if isinstance(error, ValueTooLarge | MissingAbility):
                 # Retrying cannot help: the run itself caused the error.

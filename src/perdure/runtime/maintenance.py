@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from perdure import codec
 from perdure.durable.host import RunHost
 from perdure.durable.session import wake_workers
+from perdure.engine.current import current_execution
 from perdure.engine.execution import Execution
-from perdure.engine.step import Step, current_execution
+from perdure.engine.step import Step
 from perdure.errors import StoreError
 from perdure.retention import Over
 from perdure.runtime.definition import Definition

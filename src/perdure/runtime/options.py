@@ -7,9 +7,9 @@ from random import Random
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from perdure import codec
-from perdure.clock import Duration, as_utc, isoformat, parse_duration
-from perdure.engine.middleware import USER, check_metadata
-from perdure.errors import InvalidArgument, InvalidDuration, RunConflict
+from perdure.clock import Duration, add_duration, as_utc, isoformat
+from perdure.engine.user_metadata import USER, check_metadata
+from perdure.errors import InvalidArgument, RunConflict
 from perdure.runtime.deadlines import deadline_metadata
 from perdure.runtime.definition import Definition
 from perdure.runtime.priorities import check_priority, head_start
@@ -215,10 +215,7 @@ def _wake_at(now: datetime, at: datetime | None, delay: Duration | None) -> date
     if at is not None and delay is not None:
         raise InvalidArgument("delay", delay, "no delay beside at=", "Pass one of the two")
     if delay is not None:
-        try:
-            at = now + parse_duration(delay, "delay")
-        except OverflowError:
-            raise InvalidDuration("delay", delay, "a duration that ends before 9999") from None
+        at = add_duration(now, delay, "delay")
     wake_at = None if at is None else as_utc(at, "at")
     # A time in the past must not put the run ahead of others that are due.
     return None if wake_at is not None and wake_at <= now else wake_at

@@ -11,7 +11,13 @@ from perdure.durable.rollback import drop_from, first_to_repeat, repeat_undos
 from perdure.errors import Refused
 from perdure.runtime.edits import RunEdit
 from perdure.runtime.requests import Request
-from perdure.snapshot.rollback import UNDO, being_undone, last_valid_start
+from perdure.snapshot.rollback import (
+    UNDO,
+    being_undone,
+    causes_in,
+    last_valid_start,
+    undone_by_saga,
+)
 
 
 def check_not_undoing(run: RunEdit, request: Request) -> None:
@@ -22,16 +28,29 @@ def check_not_undoing(run: RunEdit, request: Request) -> None:
 
 
 def check_undo_step(run: RunEdit, request: Request) -> None:
-    """Raise `Refused` for a step of a rolled-back run, or for an undo that is not due."""
+    """Raise `Refused` for a step of a rolled-back run or saga, or for an undo that is not due."""
     is_undone = run.history.rollback is not None
     if not request.step.startswith(UNDO):
         if is_undone:
             reason = "its steps were undone; change its undos, such as '~undo:charge', or retry it"
             raise Refused(run.run_id, request.verb, reason)
+        _check_no_saga(run, request)
         return
     key = request.step.removeprefix(UNDO)
     if key not in (run.history.undoable_steps if is_undone else being_undone(run.history.steps())):
         raise Refused(run.run_id, request.verb, f"step {key!r} is not being undone")
+
+
+def _check_no_saga(run: RunEdit, request: Request) -> None:
+    """Raise `Refused` for a failure that ended a saga: its scope is closed, whatever is changed."""
+    for record in run.history.steps().values():
+        if record.get("kind") == "saga" and request.step in causes_in(record):
+            start = undone_by_saga(record)[0]
+            reason = (
+                f"when {request.step!r} failed, the steps of a saga were undone, from {start!r} "
+                "on; rewind the run to that step, or retry the run"
+            )
+            raise Refused(run.run_id, request.verb, reason)
 
 
 def check_valid_start(run: RunEdit, request: Request) -> None:

@@ -285,9 +285,10 @@ class ServedQueue:
 
 
 def _hold_of(pools: Sequence[Pool]) -> Hold | None:
-    hold = Hold() if pools else None
+    if not pools:
+        return None
+    hold = Hold()
     for pool in pools:
-        assert hold is not None
         pool.take(1, hold)
     return hold
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import parse_iso
-from perdure.engine.middleware import user_metadata
+from perdure.engine.user_metadata import user_metadata
 from perdure.errors import Cancelled, CodecError, RunFailed, StepFailed
 from perdure.result import Err
 from perdure.runtime.deadlines import deadline_of

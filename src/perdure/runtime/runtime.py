@@ -5,8 +5,6 @@ run = await runtime.trigger(welcome, Signup("a@b.c"))
 await runtime.signal(run.id, "approved", {"by": "ana"})
 """
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,18 +13,10 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock, as_utc, parse_duration
-from perdure.durable.owners import new_owner
-from perdure.durable.permits import Permits
-from perdure.durable.session import (
-    LEASE_TTL,
-    Session,
-    check_lease_ttl,
-    default_store,
-    wake_workers,
-)
+from perdure.durable.leases import LEASE_TTL, check_lease_ttl
+from perdure.durable.session import Session, default_store, wake_workers
 from perdure.engine.arguments import Arguments, check_arguments
 from perdure.engine.middleware import Middleware
-from perdure.engine.tasks import cancel_and_wait, detached
 from perdure.errors import InvalidArgument
 from perdure.events import Bus, Listener, check_listener
 from perdure.retention import Keep, Over, check_keep
@@ -37,9 +27,9 @@ from perdure.runtime.deps import Dependencies
 from perdure.runtime.driver import Driver
 from perdure.runtime.maintenance import DeclaredPolicy, declare
 from perdure.runtime.options import ClientOptions, IfExists, Start, check_options
-from perdure.runtime.rounds import Rounds, Turn
 from perdure.runtime.run import Run
 from perdure.runtime.settlement import SettledRun
+from perdure.runtime.sweeping import Sweep
 from perdure.snapshot import is_over, rest_status
 from perdure.store import (
     Delivery,
@@ -47,12 +37,9 @@ from perdure.store import (
     LeaseRequest,
     Refusal,
     Store,
-    require_queues,
     require_schedule,
 )
 from perdure.validation import Reaction, check_flag, check_limit, check_reaction
-
-logger = logging.getLogger(__name__)
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -326,70 +313,11 @@ class Runtime(Client):
         if not due_runs and not queues:
             return []
         async with self.driver.deps, self.session() as session:
-            results = await asyncio.gather(
-                *(self._sweep_one(session, run.id, at) for run in due_runs)
-            )
-            runs = [run for run in results if run is not None]
+            sweep = Sweep(self.driver, session, self.clock, at, self._run_after)
+            runs = await sweep.continue_runs([run.id for run in due_runs])
             if queues and len(runs) < limit:
-                runs += await self._sweep_queues(session, at, limit - len(runs))
+                runs += await sweep.continue_queues(limit - len(runs))
         return runs
-
-    async def _sweep_queues(self, session: Session, now: datetime, limit: int) -> list[Run]:
-        """Continue runs in queues, in turn and within the limits, until none is left."""
-        store, versions = require_queues(self.store, "a queue"), self.registry.supported_versions
-        permits = Permits(store, session, self.clock, self.lease_ttl, new_owner(self.random))
-        rounds = Rounds(permits)
-        rounds.serve(self.registry.queues.values())
-
-        async def claim(number: int, queues: Mapping[str, int]) -> list[Grant]:
-            due_runs = await store.due(now, number, supports=versions, queues=queues)
-            answers = [await session.acquire(self.driver.request(run.id)) for run in due_runs]
-            return [each for each in answers if isinstance(each, Grant)]
-
-        runs: dict[str, Run] = {}
-        try:
-            while len(runs) < limit:
-                rounds.begin()
-                turns = await rounds.take(limit - len(runs), versions, claim, now)
-                await rounds.return_unneeded()
-                results = await asyncio.gather(
-                    *(self._sweep_turn(session, turn, now) for turn in turns)
-                )
-                new = {run.id: run for run in results if run is not None}
-                if new.keys() <= runs.keys():
-                    break
-                runs.update(new)
-        finally:
-            await rounds.return_idle()
-        return list(runs.values())
-
-    async def _sweep_turn(self, session: Session, turn: Turn, now: datetime) -> Run | None:
-        task = detached(self._sweep_grant(session, turn.grant, now))
-        if turn.hold is not None:
-            turn.hold.on_lost = task.cancel
-        try:
-            await asyncio.wait([task])
-            return None if task.cancelled() else task.result()
-        finally:
-            await cancel_and_wait([task])
-            turn.end()
-
-    async def _sweep_one(self, session: Session, run_id: str, now: datetime) -> Run | None:
-        try:
-            grant = await session.acquire(self.driver.request(run_id))
-        except Exception:
-            logger.exception("run %r could not be continued", run_id)
-            return None
-        return None if isinstance(grant, Refusal) else await self._sweep_grant(session, grant, now)
-
-    async def _sweep_grant(self, session: Session, grant: Grant, now: datetime) -> Run | None:
-        run_id = grant.lease.id
-        try:
-            execution = self.driver.continue_run(session, grant, not_before=now)
-            return await self._run_after(run_id, execution)
-        except Exception:
-            logger.exception("run %r could not be continued", run_id)
-            return None
 
     async def declare_schedules(self) -> None:
         """Create the schedules that the workflows declare, or update those of a lower version.

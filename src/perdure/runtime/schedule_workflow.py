@@ -19,8 +19,9 @@ from perdure.clock import isoformat, parse_iso
 from perdure.durable.host import RunHost
 from perdure.durable.outbox import encode_run
 from perdure.engine.call import StepCall
+from perdure.engine.current import current_execution
 from perdure.engine.execution import Execution
-from perdure.engine.step import Step, current_execution
+from perdure.engine.step import Step
 from perdure.engine.tasks import POSITION
 from perdure.errors import StoreError
 from perdure.runtime.edits import UNPAUSED, RunEdit

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar, Unpack, overload
-from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -68,6 +67,7 @@ from perdure.schedules import (
 from perdure.snapshot import (
     Snapshot,
     is_over,
+    new_uuid,
     rest_status,
     visible_tags,
 )
@@ -385,7 +385,7 @@ class ScheduleHandle:
         by = by and check_text(by, "by", "the name of an operator")
         why = why and check_text(why, "why", "a string")
         request = Request(
-            str(UUID(int=self.client.random.getrandbits(128), version=4)),
+            new_uuid(self.client.random),
             verb,
             by=by,
             via="python",

@@ -35,7 +35,7 @@ from perdure.runtime.definition import Definition
 from perdure.runtime.delivery import open_runs
 from perdure.runtime.edits import RunEdit, at_rest, cancelled
 from perdure.runtime.ends import report_end
-from perdure.runtime.loud import log_failed_rollback, log_failed_run
+from perdure.runtime.failure_log import log_failed_rollback, log_failed_run
 from perdure.runtime.requests import WATCH, ReceivedRequest
 from perdure.runtime.system_workflow import SystemWorkflow
 from perdure.runtime.verbs import apply_all, cancel_children, refuse_all

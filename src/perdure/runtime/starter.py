@@ -5,12 +5,12 @@ from datetime import datetime
 from itertools import repeat
 from random import Random, SystemRandom
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, overload
-from uuid import UUID
 
 from perdure import codec
 from perdure.clock import Clock, Duration, SystemClock
+from perdure.durable.leases import LEASE_TTL
 from perdure.durable.run import already_running
-from perdure.durable.session import LEASE_TTL, Session, borrow, wake_workers
+from perdure.durable.session import Session, borrow, wake_workers
 from perdure.engine.middleware import Middleware, add_metadata, check_middleware
 from perdure.errors import CodecError, InvalidArgument, RunNotFound
 from perdure.runtime import transitions
@@ -26,6 +26,7 @@ from perdure.runtime.options import (
 )
 from perdure.runtime.reader import Reader
 from perdure.runtime.run import Run
+from perdure.snapshot import new_uuid
 from perdure.store import (
     Grant,
     LeaseRequest,
@@ -228,11 +229,11 @@ class Starter(Reader):
             expected = '"return" or "error" beside connection='
             raise InvalidArgument("if_exists", start.plan.if_exists, expected, hint)
         new = start.new_run()
-        [is_created] = await store.enqueue_in(connection, [new])
-        if is_created is None:
+        [existing] = await store.enqueue_in(connection, [new])
+        if existing is None:
             return self._run(new.id, codec.loads(new.snapshot))
-        start.check_conflict(is_created)
-        return self._run(new.id, is_created)
+        start.check_conflict(existing)
+        return self._run(new.id, existing)
 
     async def _existing(self, start: Start) -> ChangedRun:
         """Return the existing run with this id, restarted if requested."""
@@ -286,7 +287,7 @@ class Starter(Reader):
         target, data = self._encode_start(workflow, payload)
         name = target if isinstance(target, str) else target.name
         if run_id is None:
-            run_id = f"{name}:{UUID(int=self.random.getrandbits(128), version=4)}"
+            run_id = f"{name}:{new_uuid(self.random)}"
         run_id = check_user_id(run_id, "run_id")
         start = new_start(target, data, run_id, plan, self.clock.now(), self.random)
         add_metadata(start.metadata, self.around, name, run_id)

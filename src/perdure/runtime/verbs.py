@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, cast
 from perdure import codec
 from perdure.clock import isoformat
 from perdure.durable.outcome import failures_to_retry
-from perdure.engine.branches import split_path
 from perdure.engine.history import History
+from perdure.engine.paths import split_path
 from perdure.errors import AppliedBefore, Refused
 from perdure.result import Err
 from perdure.runtime.deadlines import drop_passed_deadline
@@ -31,6 +31,7 @@ from perdure.snapshot.acts import acts_of
 from perdure.snapshot.asks import is_ask
 from perdure.snapshot.labels import SIGNAL
 from perdure.snapshot.record import encode_failure
+from perdure.snapshot.rollback import SAGA
 
 _MAX_WAS = 200
 
@@ -270,8 +271,9 @@ def _check_failed(run: RunEdit, request: Request, record: StepRecord) -> None:
         reason = f"step {request.step!r} succeeded; rewind the run to it to run it again"
         raise _refuse(run, request, reason)
     if record.get("kind", "step") not in ("step", "transaction", "undo"):
-        causes = ", ".join(record.get("failures", ())) or "those in its branches"
-        reason = f"{request.step!r} is a {record.get('kind')}; change its steps instead: {causes}"
+        causes = [key for key in record.get("failures", ()) if not key.startswith(SAGA)]
+        steps = ", ".join(causes) or "those in its branches"
+        reason = f"{request.step!r} is a {record.get('kind')}; change its steps instead: {steps}"
         raise _refuse(run, request, reason)
 
 

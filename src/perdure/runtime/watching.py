@@ -17,7 +17,8 @@ from perdure import codec
 from perdure.clock import Clock
 from perdure.durable.committer import MAX_OUTAGE
 from perdure.durable.reports import report_key
-from perdure.durable.session import notified_of_settled_runs
+from perdure.durable.timers import wait_until_set
+from perdure.durable.watchers import notified_of_settled_runs
 from perdure.engine.tasks import detached
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.snapshot import RunStatus, Snapshot, rest_status
@@ -215,15 +216,7 @@ class Poller:
         if not self._runs:
             return
         next_look = min(run.look_at for run in self._runs.values())
-        timer = detached(self._wake_after(next_look - self._clock.monotonic()))
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-
-    async def _wake_after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-        self._wake.set()
+        await wait_until_set(self._wake, self._clock, next_look - self._clock.monotonic())
 
     async def _round(self) -> None:
         self._wake.clear()

@@ -21,6 +21,9 @@ from perdure.validation import check_id
 ANSWER: Final = "~answer:"
 """The prefix of the names of messages that answer a wait."""
 
+ANSWERS: Final = "answers"
+"""The metadata name of the answers of a run whose records were dropped, by message name."""
+
 ASKS: Final = "~asks"
 """The name of the tags of a run with open approvals, one per addressee."""
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from random import Random
 from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias, TypedDict, TypeVar
+from uuid import UUID
 
 from perdure.clock import isoformat, parse_iso
 from perdure.codec import SerializedCause
@@ -59,6 +60,9 @@ class KnownMetadata(TypedDict, total=False):
     `scheduledFor` is the nominal time for which a schedule started the run, `unpausedAt` is when a
     paused run was last continued. `userMetadata` is what the user stored with the run.
 
+    `answers` says who answered the questions of a run whose records were dropped, and when, by the
+    names of the messages.
+
     `uncheckedInput` is set while `input` was written by a caller that did not know the definition.
     `firstInput` is the payload that the run was triggered with, if `input` has changed since.
     """
@@ -81,6 +85,7 @@ class KnownMetadata(TypedDict, total=False):
     uncheckedInput: bool
     firstInput: Any
     userMetadata: dict[str, Any]
+    answers: dict[str, dict[str, Any]]
 
 
 class StepMeta(TypedDict):
@@ -100,8 +105,9 @@ class StepFacts(TypedDict, total=False):
     `at` is when the step ended, `args` the fingerprint of its arguments. The defaults are 1 for
     `attempts`, "step" for `kind`, the root for `branch` and the record's key for `call`. With
     `typed`, the value is rebuilt from the step's return type; with `coded`, it contains tags.
-    `failures` are the keys of the failed steps that made a race fail. `event` is the name of the
-    event that a wait received; without it, the wait timed out.
+    `failures` are the keys of the failed steps that made a race fail, and of the scopes that it
+    failed through. `event` is the name of the event that a wait received; without it, the wait
+    timed out.
 
     `unclaimed` names an event that a wait received in a branch that lost a race, before the
     branch's code saw it: the next wait for that name receives it. It is empty once a wait has
@@ -278,6 +284,11 @@ Snapshot: TypeAlias = WorkflowSnapshot
 def new_seed(random: Random) -> str:
     """Draw the seed of a new run, from which its random numbers and UUIDs are derived."""
     return f"{random.getrandbits(64):016x}"
+
+
+def new_uuid(random: Random) -> str:
+    """Draw a UUID."""
+    return str(UUID(int=random.getrandbits(128), version=4))
 
 
 def new_snapshot(

@@ -59,18 +59,41 @@ def undone_by_saga(record: Any) -> list[str]:
     return list(value.get("undoes", ())) if isinstance(value, dict) else []
 
 
-def cancelled_at_end(steps: Steps, failed_keys: Sequence[str]) -> list[str]:
+def led_to_end(steps: Steps, block: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the failures, and of the scopes, that led to the end of a run.
+
+    `block` is its outcome, which names those that it ended with. What made a race or a scope fail
+    is in its record: a replay that raises the recorded failure does not come to them.
+    """
+    keys = [key for key in (*block.get("failed", ()), *block.get("sagas", ())) if key in steps]
+    for key in keys:
+        keys += [each for each in causes_in(steps[key]) if each in steps and each not in keys]
+    return keys
+
+
+def causes_in(record: Any) -> list[str]:
+    """Return the keys of what made a race, or the block of a saga, fail."""
+    if record.get("kind") == "saga":
+        value = record.get("value") or {}
+        return [*value.get("failed", ()), *value.get("sagas", ())]
+    return list(record.get("failures", ()))
+
+
+def cancelled_at_end(steps: Steps, led_to_it: Sequence[str]) -> list[str]:
     """Return the keys of the scopes that may have been cancelled by whatever ended the run.
 
-    These are the scopes that were cancelled after the first failure that ended the run or, if no
-    step failed, after the last step. A scope that was cancelled for another reason at that time
-    simply runs again, as it would after its own failure.
+    These are the scopes that were cancelled after the first failure that led to the end or, if no
+    step failed, after the last step. A race does not count: its failure is recorded when its other
+    branches have ended. A scope that was cancelled for another reason at that time simply runs
+    again, as it would after its own failure.
     """
     keys = list(steps)
-    if places := [keys.index(key) for key in failed_keys if key in steps]:
-        first = min(places)
+    failed_steps = [key for key in led_to_it if steps[key].get("kind") not in ("race", "saga")]
+    if failed_steps:
+        first = keys.index(first_of(steps, failed_steps))
     else:
-        first = max((place for place, key in enumerate(keys) if _is_users(steps, key)), default=0)
+        others = [key for key in keys if _is_users(steps, key) and key not in led_to_it]
+        first = keys.index(others[-1]) if others else 0
     return [key for key in keys[first:] if _was_cancelled(steps[key])]
 
 

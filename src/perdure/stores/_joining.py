@@ -8,6 +8,7 @@ from perdure.errors import InvalidArgument, StoreError
 from perdure.snapshot import Snapshot
 from perdure.store import NewRun
 from perdure.stores._backend import Backend
+from perdure.stores._checks import check_new_run
 from perdure.stores._queueing import in_order
 from perdure.stores._shell import StoreShell
 
@@ -50,7 +51,7 @@ class JoiningShell(StoreShell[JB]):
         """
         await self._life.ready()
         for run in runs:
-            self._check_new(run)
+            check_new_run(run, self._max_value_size)
         driver, in_transaction = await driver_connection(connection)
         created = (
             await self._backend.enqueue_in(driver, in_order(runs), in_transaction=in_transaction)

@@ -83,7 +83,7 @@ def whole_script(
     return "\n\n".join(dedent(part).strip(" \n;") + ";" for part in parts)
 
 
-def check_table(table: object, max_length: int, parameter: str = "table") -> str:
+def check_table(table: object, max_length: int) -> str:
     """Return a valid table name: `table` or `schema.table`."""
     expected = (
         f"ASCII letters, digits and _, at most {max_length} characters, not starting with a digit; "
@@ -91,7 +91,7 @@ def check_table(table: object, max_length: int, parameter: str = "table") -> str
     )
     parts = table.split(".") if isinstance(table, str) else []
     if not parts or len(parts) > 2 or not all(map(_NAME.fullmatch, parts)):
-        raise InvalidArgument(parameter, table, expected)
+        raise InvalidArgument("table", table, expected)
     if len(parts[-1]) > max_length:
-        raise InvalidArgument(parameter, table, expected)
+        raise InvalidArgument("table", table, expected)
     return str(table)

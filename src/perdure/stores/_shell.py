@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import as_utc
-from perdure.errors import InvalidArgument, ValueTooLarge
+from perdure.errors import InvalidArgument
 from perdure.keyvalue import Documents
 from perdure.snapshot import RunStatus, Snapshot, is_over, workflow_of
 from perdure.store import (
@@ -38,8 +38,6 @@ from perdure.store import (
     SupportedVersions,
     Verdict,
     check_entries,
-    check_header,
-    check_rest,
     rest_of,
 )
 from perdure.stores._backend import (
@@ -48,6 +46,13 @@ from perdure.stores._backend import (
     Ownership,
     PruneRequest,
     TransactionBackend,
+)
+from perdure.stores._checks import (
+    check_messages,
+    check_new_run,
+    check_request,
+    check_size,
+    check_workflow,
 )
 from perdure.stores._keyvalue import StoreDocuments
 from perdure.stores._lifecycle import Lifecycle
@@ -105,7 +110,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         check_id(id)
         data = codec.dumps(snapshot)
         rest = rest_of(snapshot, len(data))
-        workflow = _check_workflow(workflow_of(snapshot))
+        workflow = check_workflow(workflow_of(snapshot))
         await self._life.ready()
         self._check_size(f"the snapshot of run {id!r}", data)
         await self._backend.save(id, data, workflow, rest)
@@ -164,7 +169,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         if not self._life.is_ready:
             await self._life.ready()
         for request in requests:
-            self._check_request(request)
+            check_request(request, self._max_value_size)
         if not requests:
             return []
         answers = await self._backend.acquire(requests)
@@ -204,7 +209,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         """Create runs that wait for a claim; return `False` for each id that already existed."""
         await self._life.ready()
         for run in runs:
-            self._check_new(run)
+            check_new_run(run, self._max_value_size)
         return await self._backend.enqueue(in_order(runs)) if runs else []
 
     async def due(
@@ -263,10 +268,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
     async def send(self, messages: Sequence[NewMessage], /) -> Sequence[Receipt]:
         """Put messages in the inboxes of runs; unowned runs that await them become due."""
         await self._life.ready()
-        for message in messages:
-            check_id(message.to, "to")
-            what = f"the event {message.name!r} for run {message.to!r}"
-            self._check_size(what, message.payload)
+        check_messages(messages, self._max_value_size)
         return await self._backend.send(messages) if messages else []
 
     async def inbox(
@@ -293,7 +295,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
     ) -> int:
         """Delete up to `limit` runs that are over and older than `older_than`; return how many."""
         statuses = OVER if status is None else (status,) if is_over(status) else ()
-        _check_workflow(workflow)
+        check_workflow(workflow)
         check_flag(dry_run, "dry_run")
         for tag in tags:
             check_id(tag, "tags")
@@ -347,28 +349,7 @@ class StoreShell(AsyncCloseable, Generic[B]):
         return self.capabilities.max_value_size
 
     def _check_size(self, what: str, data: bytes) -> None:
-        if len(data) > self._max_value_size:
-            raise ValueTooLarge(what, len(data), self._max_value_size)
-
-    def _check_request(self, request: LeaseRequest) -> None:
-        check_id(request.id)
-        check_id(request.owner, "owner")
-        _check_workflow(request.workflow)
-        check_header(request.version, request.tags, request.summary)
-        self._check_size(f"the snapshot of run {request.id!r}", request.create or b"")
-        if request.instead_of is not None:
-            check_id(request.instead_of, "instead_of")
-
-    def _check_new(self, run: NewRun) -> None:
-        check_id(run.id)
-        check_id(run.workflow, "workflow")
-        check_prefix(run.queue, "queue")
-        check_header(run.version, run.tags, run.summary)
-        if run.wake_at is not None:
-            as_utc(run.wake_at, "wake_at")
-        if run.rest is not None:
-            check_rest(run.rest)
-        self._check_size(f"the snapshot of run {run.id!r}", run.snapshot)
+        check_size(what, data, self._max_value_size)
 
     async def _postpone(self, unreadable: Sequence[Unreadable]) -> bool:
         return await self._setbacks.postpone(unreadable, self.release)
@@ -407,10 +388,6 @@ class NotifyShell(StoreShell[NB]):
         async with aclosing(self._backend.notifications()) as notifications:
             async for notification in notifications:
                 yield notification
-
-
-def _check_workflow(workflow: str | None) -> str | None:
-    return None if workflow is None else check_id(workflow, "workflow")
 
 
 def _is_empty(supports: Sequence[SupportedVersions] | None) -> bool:

@@ -10,7 +10,8 @@ from itertools import count
 from typing import TypeVar
 
 from perdure.clock import Duration, SystemClock, as_utc, finite_seconds, parse_duration
-from perdure.engine.tasks import Task, cancel_and_wait, has_ready_callbacks, place
+from perdure.engine.asyncio_internals import has_ready_callbacks, place
+from perdure.engine.tasks import Task, cancel_and_wait
 from perdure.errors import InvalidArgument, InvalidDuration
 
 T = TypeVar("T")
@@ -159,7 +160,10 @@ class TestClock:
         seconds = limit.total_seconds()
         text = f"not finished after {seconds:g}s of real time: {place(task)}."
         if self.sleepers:
-            return f"{text} Tasks still sleep on this clock, which is now at {self.now()}"
+            return (
+                f"{text} Tasks still sleep on this clock, which is now at {self.now()}. If they "
+                "poll, as a Worker does, let long times pass with `await clock.advance(…)`"
+            )
         return f"{text} No task sleeps on this clock; was it passed to the store and the runtime?"
 
     def _reachable(self, span: timedelta) -> timedelta:

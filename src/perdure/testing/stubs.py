@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from typing import Any, cast
 
-from perdure.engine.middleware import Call, Middleware, StepContext
+from perdure.engine.contexts import StepContext
+from perdure.engine.middleware import Call, Middleware
 from perdure.errors import InvalidArgument
 
 

@@ -119,8 +119,8 @@ class Claims:
             assert self._session is not None, "the worker was not started"
             runtime = self._runtime
             store = require_queues(self._store, "a queue")
-            ttl = runtime.lease_ttl
-            self._rounds = Rounds(Permits(store, self._session, runtime.clock, ttl, self._owner))
+            leases, ttl = self._session.leases, runtime.lease_ttl
+            self._rounds = Rounds(Permits(store, leases, runtime.clock, ttl, self._owner))
         self._rounds.serve(queues)
         self._rounds.paused = self._switches.paused_queues
         return self._rounds

@@ -1,5 +1,6 @@
-"""How often a worker polls."""
+"""How often a worker polls, and whether it gets to it."""
 
+import logging
 from random import Random
 
 from perdure.clock import Clock
@@ -11,6 +12,11 @@ SHORTEST_POLL, POLL_GROWTH = 0.02, 0.1
 SECOND_LOOK = 0.005
 """Seconds until a worker claims again if it was woken during a claim that found runs."""
 
+BLOCKED_AFTER, WARNING_INTERVAL = 2.0, 60.0
+"""How late a pause may end, in seconds, before it is logged, and how often that is logged."""
+
+logger = logging.getLogger(__name__)
+
 
 class Pace:
     """The pauses between the claims of a worker that polls every `poll` seconds when idle."""
@@ -21,10 +27,27 @@ class Pace:
         self._random = random
         self._poll = poll
         self._last_work: float | None = None
+        self._last_warning: float | None = None
 
     def note_work(self) -> None:
         """Poll more often from now on, because there was work."""
         self._last_work = self._clock.monotonic()
+
+    def note_pause(self, seconds: float, started_at: float) -> None:
+        """Warn if a pause of these seconds has ended late: no other task could run either."""
+        now = self._clock.monotonic()
+        late = now - started_at - seconds
+        last = self._last_warning
+        if late < BLOCKED_AFTER or (last is not None and now - last < WARNING_INTERVAL):
+            return
+        self._last_warning = now
+        logger.warning(
+            "the event loop was blocked for %.1f s, and no run could continue; after some time, "
+            "leases are lost. A function that computes or blocks must be a plain one, passed with "
+            "its arguments, step('id', function, argument): it is called in a thread. Async "
+            "functions and lambdas are called in the event loop",
+            late,
+        )
 
     def pause(self) -> float:
         """Return the seconds until the next claim, with jitter, so that workers spread out."""

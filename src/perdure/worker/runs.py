@@ -4,9 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from perdure.durable.leases import LeasedRun
 from perdure.durable.lifecycle import log_failure
 from perdure.durable.permits import Hold
-from perdure.durable.session import LeasedRun, Session
+from perdure.durable.session import Session
 from perdure.engine.tasks import Task
 from perdure.errors import PerdureError
 from perdure.runtime.rounds import Turn
@@ -57,7 +58,7 @@ class WorkerRuns:
 
     def active_runs(self) -> list[LeasedRun]:
         """Return the active runs, whose leases are renewed."""
-        return self.session.active_runs(self._tasks.values())
+        return self.session.leases.active_runs(self._tasks.values())
 
     async def accept(self, turn: Turn) -> None:
         """Execute a claimed run, or leave it for later."""
@@ -92,7 +93,7 @@ class WorkerRuns:
         if self._suspect is None:
             return False
         task, run_id = self._suspect
-        return not task.done() and not self.session.entries_of(run_id)
+        return not task.done() and not self.session.leases.entries_of(run_id)
 
     async def _delay(self, grant: Grant) -> None:
         """Release a suspect while another one is executed: it must not be blamed for a crash."""

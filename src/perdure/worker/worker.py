@@ -11,6 +11,7 @@ from typing import Self
 from perdure.clock import Duration, parse_duration
 from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
+from perdure.durable.timers import wait_until_set
 from perdure.engine.middleware import let_work
 from perdure.engine.tasks import detached
 from perdure.errors import InvalidArgument, InvalidDuration, StoreError
@@ -178,8 +179,10 @@ class Worker:
         return 0 if self._runs is None else len(self._runs)
 
     async def _work(self, entered_deps: AsyncExitStack) -> None:
-        names = ", ".join(self.runtime.registry.names)
-        logger.info("%s executes %s, up to %d runs at once", self.id, names, self._concurrency)
+        if names := ", ".join(self.runtime.registry.names):
+            logger.info("%s executes %s, up to %d runs at once", self.id, names, self._concurrency)
+        else:
+            logger.warning("%s executes nothing: pass workflows=[…] to its Runtime", self.id)
         try:
             async with (
                 entered_deps,
@@ -260,7 +263,7 @@ class Worker:
     async def _claim(self, session: Session, room: int) -> Sequence[Turn] | None:
         """Return the claimed runs, or `None` if claiming failed."""
         try:
-            await session.catch_up()
+            await session.leases.catch_up()
             if not self._is_declared:
                 await self.runtime.declare_schedules()
                 await self.runtime.declare_retention()
@@ -331,16 +334,9 @@ class Worker:
         if is_woken_again:
             self._wake.clear()
             pause = min(pause, SECOND_LOOK)
-        timer = detached(self._wake_after(pause))
-        try:
-            # Not in a separate task, so that the next iteration of the event loop claims.
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-
-    async def _wake_after(self, seconds: float) -> None:
-        await self._sleep(seconds)
-        self._wake.set()
+        started_at = self.runtime.clock.monotonic()
+        await wait_until_set(self._wake, self.runtime.clock, pause)
+        self._pace.note_pause(pause, started_at)
 
     async def _sleep(self, seconds: float) -> None:
         await self.runtime.clock.sleep(seconds)

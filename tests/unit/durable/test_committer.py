@@ -1,8 +1,9 @@
 """The group committer: writes are batched, ordered, isolated, bounded and drained."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,10 @@ MINUTE = timedelta(minutes=1)
 def delta(key: str) -> bytes:
     steps = b'{"%b":{"ok":true,"value":1,"at":%b}}' % (key.encode(), NOW)
     return b'{"formatVersion":1,"steps":%b,"execution":%b}' % (steps, RUNNING)
+
+
+def append(committer: Committer, entry: Entry) -> Coroutine[Any, Any, Verdict]:
+    return committer.queue_of(entry.id).submit(entry)
 
 
 class Gate:
@@ -60,6 +65,18 @@ async def test_requests_that_arrive_during_a_write_are_written_together_in_order
     await queue.close()
 
 
+async def test_the_first_of_several_requests_joins_their_batch() -> None:
+    """After a shared batch, it does not make the others wait; a single request is written alone."""
+    gate = Gate()
+    gate.open.clear()
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+    asyncio.get_running_loop().call_later(0.01, gate.open.set)
+    for requests in ((1, 2, 3), (4, 5, 6), (7,), (8, 9)):
+        await asyncio.gather(*(queue.submit(n) for n in requests))
+    assert gate.batches == [[1], [2, 3], [4, 5, 6], [7], [8], [9]]
+    await queue.close()
+
+
 async def test_the_request_of_a_cancelled_caller_is_written_in_its_place() -> None:
     """Cancelling the caller does not withdraw the request."""
     gate = Gate()
@@ -88,7 +105,7 @@ async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None
         if isinstance(grant, Grant)
     ]
     good, bad, fine = await asyncio.gather(
-        *(committer.append(entry) for entry in entries), return_exceptions=True
+        *(append(committer, entry) for entry in entries), return_exceptions=True
     )
     assert good is fine is Verdict.ACCEPTED
     assert isinstance(bad, ValueTooLarge)
@@ -104,9 +121,9 @@ async def test_each_caller_gets_the_verdict_of_its_own_entry() -> None:
     assert isinstance(grant, Grant)
     epoch = grant.lease.epoch
     verdicts = await asyncio.gather(
-        committer.append(Entry("run", epoch, 1, delta("a"))),
-        committer.append(Entry("run", epoch - 1, 1, delta("b"))),
-        committer.append(Entry("unknown", epoch, 1, delta("c"))),
+        append(committer, Entry("run", epoch, 1, delta("a"))),
+        append(committer, Entry("run", epoch - 1, 1, delta("b"))),
+        append(committer, Entry("unknown", epoch, 1, delta("c"))),
     )
     assert [*verdicts] == [Verdict.ACCEPTED, Verdict.FENCED, Verdict.UNKNOWN]
     await committer.close()
@@ -122,7 +139,7 @@ async def test_a_write_whose_answer_was_lost_is_written_once(how: How) -> None:
     assert isinstance(grant, Grant)
     for n, key in enumerate("ab", 1):
         entry = Entry("run", grant.lease.epoch, n, delta(key))
-        assert await committer.append(entry) is Verdict.ACCEPTED
+        assert await append(committer, entry) is Verdict.ACCEPTED
     snapshot = await inner.load("run")
     assert snapshot is not None
     assert list(snapshot["steps"]) == ["a", "b"]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from perdure.durable.permits import Hold, Permit, Permits, Pool
+from perdure.durable.leases import HeldLeases, Leased
+from perdure.durable.permits import Hold, Permits, Pool
 from perdure.limits import PermitLimit
-from perdure.store import Grant
+from perdure.store import Grant, QueueStore
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -29,19 +30,20 @@ class SlowClaims(MemoryStore):
         return grants
 
 
-class NoRenewals:
+class NoRenewals(HeldLeases):
     """Permits of a rate are never renewed."""
 
-    def keep(self, permit: Permit) -> None:
+    def hold_permit(self, permit: Leased) -> None:
         raise AssertionError(permit)
-
-    def forget(self, permit: Permit) -> None:
-        pass
 
 
 def permits_of(limit: PermitLimit, clock: TestClock) -> tuple[Permits, Pool]:
-    permits = Permits(SlowClaims(clock), NoRenewals(), clock, SECOND, "owner")
+    permits = permits_for("owner", SlowClaims(clock), clock)
     return permits, permits.pool(limit)
+
+
+def permits_for(owner: str, store: QueueStore, clock: TestClock) -> Permits:
+    return Permits(store, NoRenewals(store, clock, SECOND), clock, SECOND, owner)
 
 
 async def test_what_is_left_of_a_permit_ends_with_the_period_of_the_store() -> None:
@@ -72,7 +74,7 @@ async def test_a_permit_that_was_used_in_part_is_not_returned() -> None:
     await permits.claim({pool: 2})
     pool.take(1, Hold())
     await permits.return_idle([pool])
-    other = Permits(permits.store, NoRenewals(), clock, SECOND, "other")
+    other = permits_for("other", permits.store, clock)
     other_pool = other.pool(LARGE)
     await other.claim({other_pool: LARGE.n})
     assert other_pool.free == LARGE.n - LARGE.unit

@@ -10,7 +10,8 @@ import pytest
 
 from perdure import Err, Ok, Result, Step, durable
 from perdure.clock import SystemClock
-from perdure.durable.session import LEASE_TTL, borrow
+from perdure.durable.leases import LEASE_TTL
+from perdure.durable.session import borrow
 from perdure.errors import (
     AlreadyRunning,
     CodecError,

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from perdure import Client, Retry, Runtime, Step, Worker, Workflow, codec, durable, workflow
+from perdure import Client, Retry, Runtime, Step, Worker, Workflow, durable, workflow
+from perdure.codec import text
 from perdure.engine.history import History
 from perdure.runtime.definition import Definition
 from perdure.store import Entry, Grant, LeaseRequest, Refusal, Verdict
@@ -79,8 +80,8 @@ class EncodingCounter:
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> EncodingCounter:
-    counter = EncodingCounter(codec._to_json)
-    monkeypatch.setattr(codec, "_to_json", counter)
+    counter = EncodingCounter(text._to_json)
+    monkeypatch.setattr(text, "_to_json", counter)
     return counter
 
 
@@ -332,3 +333,28 @@ async def test_a_worker_makes_few_calls_for_a_run() -> None:
     """From the claim of a due run with one step to its rest, without what the worker does once."""
     few, many = [await calls_of_worker(count) for count in (10, 110)]
     assert (many - few) / 100 <= 328
+
+
+async def calls_of_conversation(runs: int) -> tuple[int, int, int]:
+    """Return the calls until runs wait for an event, for the events, and until the runs end."""
+    runtime = Runtime(MemoryStore(), workflows=[pause])
+    handles = await Client(runtime.store).trigger_many("pause", [None] * runs)
+
+    async def send() -> None:
+        for run in handles:
+            await runtime.signal(run.id, "go", wait=False)
+
+    return (
+        await calls_in(Worker(runtime, concurrency=runs).run_until_idle()),
+        await calls_in(send()),
+        await calls_in(Worker(runtime, concurrency=runs).run_until_idle()),
+    )
+
+
+async def test_an_event_makes_few_calls() -> None:
+    """Until the run waits and has left memory, for the message, and until the run has ended."""
+    few, many = [await calls_of_conversation(count) for count in (10, 110)]
+    wait, message, rest = [(more - less) / 100 for less, more in zip(few, many, strict=True)]
+    assert wait <= 454
+    assert message <= 96
+    assert rest <= 383

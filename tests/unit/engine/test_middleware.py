@@ -9,7 +9,8 @@ import pytest
 
 import perdure
 from perdure import Middleware, Retry, RunContext, Runtime, Step, StepContext, workflow
-from perdure.engine.middleware import MAX_METADATA, Call
+from perdure.engine.middleware import Call
+from perdure.engine.user_metadata import MAX_METADATA
 from perdure.errors import InvalidArgument, Suspended
 from perdure.stores import MemoryStore
 from perdure.testing import TestClock

@@ -19,7 +19,8 @@ from perdure import (
     WorkerContext,
     workflow,
 )
-from perdure.engine.middleware import Call, SentSignal
+from perdure.engine.contexts import SentSignal
+from perdure.engine.middleware import Call
 from perdure.errors import StoreError
 from perdure.stores import MemoryStore
 from perdure.testing import FaultyStore, TestClock

@@ -46,7 +46,7 @@ class FileStore(NotifyShell[FileBackend]):
     survives a crash of the process. Locks are held during an operation, and are released when the
     process ends.
 
-    Workers notice within about 30 ms when another process makes a run due. They find a run by
+    Workers notice within about 40 ms when another process makes a run due. They find a run by
     polling only if its sleep ended, or if a process died between its write and the notification.
 
         async with FileStore("./workflows") as store:

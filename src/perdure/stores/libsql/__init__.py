@@ -124,7 +124,11 @@ class ServerBackend(SqliteSchemaBackend):
         return await self._claim(verb)
 
     async def _write(
-        self, verb: Callable[[], Verb[T]], *, repeatable: bool = False, inline: bool = False
+        self,
+        verb: Callable[[], Verb[T]],
+        *,
+        repeatable: bool = False,
+        inline: bool = False,
     ) -> T:
         check_not_inside(self._server)
         return await self._server.drive(verb, writes=True, repeatable=repeatable)

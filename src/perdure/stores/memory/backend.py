@@ -200,13 +200,13 @@ class MemoryBackend:
     async def notifications(self) -> AsyncGenerator[None]:
         """Yield when a run of any store that shares these runs becomes due."""
         listener = asyncio.Event()
-        self.runs.listeners.add(listener)
+        self.runs.listeners[listener] = None
         try:
             while await listener.wait() and not self._is_closed:
                 listener.clear()
                 yield
         finally:
-            self.runs.listeners.discard(listener)
+            del self.runs.listeners[listener]
 
     async def transact(
         self, id: str, epoch: int, work: Callable[[MemoryTransaction], Awaitable[Entry]]

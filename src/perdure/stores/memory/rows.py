@@ -89,7 +89,8 @@ class Runs:
         # stored.
         self.epochs = count(1)
         self.message_ids = count(1)
-        self.listeners: set[asyncio.Event] = set()
+        # In order, so that a simulated run can be repeated.
+        self.listeners: dict[asyncio.Event, None] = {}
         self.table = Table()
         self._by_id: dict[str, Run] = {}
         self._documents: MemoryKeyValue | None = None

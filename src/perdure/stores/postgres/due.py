@@ -1,6 +1,7 @@
 """Find due runs, earliest first: each queue and workflow is a range of the due index."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from perdure.store import SupportedVersions
@@ -178,18 +179,24 @@ class DueRange(NamedTuple):
 
 def ranges_of(supports: Sequence[SupportedVersions], queues: Mapping[str, int]) -> list[DueRange]:
     """Return the ranges of the runs in these queues that a worker can execute."""
+    by_workflow = _ranges_by_workflow(tuple(supports))
+    return [
+        DueRange(queue, *range, most) for queue, most in queues.items() for range in by_workflow
+    ]
+
+
+# Cached, because a worker asks for the same versions in each claim.
+@lru_cache
+def _ranges_by_workflow(supports: tuple[SupportedVersions, ...]) -> list[tuple[str, int, int]]:
     versions: dict[str, list[tuple[int, int]]] = {}
     for supported in supports:
         first, last = max(supported.first, 0), min(supported.last, _NEWEST_VERSION)
         # Every SupportedVersions of a workflow includes version 0.
         versions.setdefault(supported.workflow, [(0, 0)]).append((first, last))
-    by_workflow = [
+    return [
         (workflow, first, last)
         for workflow, ranges in versions.items()
         for first, last in _merge_ranges(ranges)
-    ]
-    return [
-        DueRange(queue, *range, most) for queue, most in queues.items() for range in by_workflow
     ]
 
 

@@ -212,6 +212,9 @@ async def _concatenate(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
 
 async def _available(parts: Sequence[Awaitable[Sequence[Q]]]) -> Sequence[Q]:
     """Return the runs of all parts whose server is available; raise if none is."""
+    if len(parts) == 1:
+        # Without a task, whose end would be noticed two iterations of the event loop later.
+        return await parts[0]
     runs: list[Q] = []
     errors: list[StoreUnavailable] = []
     for result in await asyncio.gather(*parts, return_exceptions=True):

@@ -195,7 +195,10 @@ class AcquireChecks(Harness):
         assert (await summary_of(leases)).owner is None
 
     async def test_each_acquisition_increases_the_epoch(self, store: Store) -> None:
-        """The epoch increases each time and is never used twice, even after `delete`."""
+        """The epoch increases each time and is never used twice, even after `delete`.
+
+        It is a plain `int`, not a driver's subclass, which JSON encoders may refuse.
+        """
         leases = need_lease(store)
         epochs = []
         for turn in range(12):
@@ -206,6 +209,7 @@ class AcquireChecks(Harness):
             if turn % 3 == 1:
                 await leases.delete("run")
         assert epochs == sorted(set(epochs))
+        assert {type(epoch) for epoch in epochs} == {int}
         assert epochs[0] > 0
         assert epochs[-1] < 2**53
 

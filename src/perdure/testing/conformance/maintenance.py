@@ -59,9 +59,10 @@ class PruneChecks(Harness):
         """Last updated: a run that has just ended is new, however long ago it started."""
         maintenance, journal = need_maintenance(store), need_journal(store)
         grant = await acquire_run(journal)
-        await self.pass_time(2 * self.short)
+        await self.pass_time(6 * self.short)
         await write_rest(journal, grant, Rest("completed"))
-        assert await maintenance.prune(1.5 * self.short) == 0
+        # Nearly as old as the start: on a busy machine, the rest may be some time ago too.
+        assert await maintenance.prune(5.5 * self.short) == 0
 
     async def test_prune_may_be_restricted_to_one_status(self, store: Store) -> None:
         """`status` restricts the deletion to runs with this status."""

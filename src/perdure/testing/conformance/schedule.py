@@ -324,7 +324,7 @@ class ClaimChecks(Harness):
         await append_entries(store, Entry(id, grant.lease.epoch, 1, b"[]"))
 
     async def test_each_claim_increases_the_epoch(self, store: Store) -> None:
-        """The epoch increases with each acquisition, including a claim."""
+        """The epoch increases with each acquisition, including a claim; it is a plain `int`."""
         schedule = need_schedule(store)
         await schedule.enqueue([new_run("run")])
         epochs = []
@@ -333,6 +333,7 @@ class ClaimChecks(Harness):
             epochs.append(grant.lease.epoch)
             await schedule.release([grant.lease])
         assert all(earlier < later for earlier, later in pairwise(epochs))
+        assert {type(epoch) for epoch in epochs} == {int}
 
 
 class NotifyChecks(Harness):

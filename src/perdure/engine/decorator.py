@@ -13,12 +13,13 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, overload
 
 from perdure import codec
 from perdure.clock import Duration
+from perdure.engine.asyncio_internals import mark_as_async
 from perdure.engine.call import Decoration, StepCall
+from perdure.engine.current import current_execution
 from perdure.engine.execution import Execution
 from perdure.engine.gates import Gate, gate_of
 from perdure.engine.sagas import check_undo
-from perdure.engine.step import current_execution
-from perdure.engine.tasks import mark_as_async
+from perdure.engine.unawaited import call_named
 from perdure.errors import InvalidArgument, StepFailed
 from perdure.result import Err, Ok, Result
 from perdure.retry import Retry, Timeout, as_retry, as_timeout
@@ -146,6 +147,7 @@ def _bind_call(
     return call
 
 
+@call_named("step")
 async def _as_result(run: Execution, call: StepCall) -> Result[Any, Any]:
     """Perform a call of a function that returns `Ok` or `Err`, and return that result."""
     try:

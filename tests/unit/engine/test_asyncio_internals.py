@@ -1,21 +1,22 @@
-"""What the engine reads from coroutines, tasks and timers, and how it delays cancellations."""
+"""What the engine reads from coroutines, tasks and timers."""
 
 import asyncio
+import sys
 from typing import Any
 
 import anyio
 import pytest
 
-from perdure.engine.tasks import (
-    POSITION,
-    PatientTask,
+from perdure.engine.asyncio_internals import (
     arguments_of,
     awaits_primitive,
+    coroutine_of,
     fire,
     sleeps,
     timers_where,
     unstarted,
 )
+from perdure.engine.tasks import POSITION
 
 
 async def work(a: object, *rest: object, b: object = 2, **more: object) -> Any:
@@ -57,77 +58,21 @@ async def test_coroutines_among_the_arguments_are_found_first() -> None:
         each.close()
 
 
-class TestPatientTasks:
-    """Their cancellations are delayed until they are delivered."""
+async def test_a_task_has_its_coroutine_until_it_is_done() -> None:
+    coroutine = work(1)
+    task = asyncio.create_task(coroutine)
+    assert coroutine_of(task) is coroutine
+    await task
+    assert coroutine_of(task) is None
 
-    async def test_a_cancellation_is_delivered_later(self) -> None:
-        task = PatientTask(asyncio.Event().wait())
-        await asyncio.sleep(0)
-        assert task.cancel("enough")
-        await asyncio.sleep(0.01)
-        assert (task.done(), task.cancelling()) == (False, 0)
-        (request,) = task.requests.values()
-        task.deliver(request)
-        with pytest.raises(asyncio.CancelledError, match="enough"):
-            await task
 
-    async def test_a_timeout_that_is_left_in_time_cancels_nothing(self) -> None:
-        has_left = asyncio.Event()
+if sys.version_info >= (3, 12):
 
-        async def work() -> str:
-            async with asyncio.timeout(0):
-                await has_left.wait()
-            await asyncio.sleep(0)
-            return "done"
-
-        task = PatientTask(work())
-        await asyncio.sleep(0.01)
-        assert [each.is_soft for each in task.requests.values()] == [True]
-        has_left.set()
-        assert (await task, task.requests) == ("done", {})
-
-    async def test_a_timeout_is_distinguished_from_an_earlier_cancellation(self) -> None:
-        async def work() -> str:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await asyncio.Event().wait()
-            return "after the timeout"
-
-        task = PatientTask(work())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0.01)
-        hard, soft = sorted(task.requests.values(), key=lambda each: each.is_soft)
-        task.deliver(soft)
-        assert (await task, hard.is_soft) == ("after the timeout", False)
-
-    async def test_a_task_group_takes_its_cancellation_back(self) -> None:
-        has_left = asyncio.Event()
-
-        async def fail() -> None:
-            raise ValueError("planned")
-
-        async def work() -> str:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(fail())
-                    await has_left.wait()
-            except ExceptionGroup:
-                return "done"
-            return "not cancelled"
-
-        task = PatientTask(work())
-        await asyncio.sleep(0.01)
-        assert [each.is_soft for each in task.requests.values()] == [False]
-        has_left.set()
-        assert (await task, task.requests) == ("done", {})
-
-    async def test_a_task_that_is_hurried_is_cancelled_at_once(self) -> None:
-        task = PatientTask(asyncio.Event().wait())
-        await asyncio.sleep(0)
-        task.hurry()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    async def test_a_task_that_was_done_when_it_was_created_has_no_coroutine() -> None:
+        """Python 3.12.1 crashes in `get_coro` of such a task."""
+        task = asyncio.Task(work(1), loop=asyncio.get_running_loop(), eager_start=True)
+        assert coroutine_of(task) is None
+        assert await task == 1
 
 
 class TestTimers:

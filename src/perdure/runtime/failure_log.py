@@ -15,7 +15,7 @@ def log_failed_run(host: RunHost, outcome: Err[Any]) -> None:
     """Log a failed run once at ERROR, with the steps that ended it and their tracebacks."""
     run, error = host.execution, outcome.error
     exceptions = (each for each in (error, outcome.cause) if isinstance(each, BaseException))
-    keys = run.failures_that_ended_it()
+    keys = run.failures_before(run.ended_by)
     steps = ", ".join(f"{key!r} (attempt {run.history.attempts(key)})" for key in keys)
     logger.error(
         "run %r of workflow %r failed%s: %s%s",

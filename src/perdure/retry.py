@@ -17,6 +17,8 @@ OnTimeout: TypeAlias = (
 _DEFAULT_JITTER = 0.5
 # Doubled this often, even a microsecond exceeds any timedelta, but the float stays finite.
 _MAX_DOUBLINGS = 64
+# So that the time of the next attempt can be represented.
+_LONGEST_DELAY = timedelta(days=36_500)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -57,7 +59,7 @@ class Retry:
         set_field(self, "attempts", _check_attempts(attempts))
         set_field(self, "backoff", _check_backoff(backoff))
         set_field(self, "delay", parse_duration(delay, "delay"))
-        set_field(self, "max_delay", parse_duration(max_delay, "max_delay"))
+        set_field(self, "max_delay", _check_max_delay(max_delay))
         set_field(self, "jitter", _check_jitter(jitter))
         set_field(self, "retry_if", retry_if)
 
@@ -135,6 +137,13 @@ def _check_backoff(backoff: object) -> Backoff:
     if not isinstance(backoff, str) or backoff not in get_args(Backoff):
         raise InvalidArgument("backoff", backoff, '"exponential", "linear" or "fixed"')
     return cast(Backoff, backoff)
+
+
+def _check_max_delay(max_delay: Duration) -> timedelta:
+    duration = parse_duration(max_delay, "max_delay")
+    if duration > _LONGEST_DELAY:
+        raise InvalidDuration("max_delay", max_delay, "a duration of at most 36,500 days")
+    return duration
 
 
 def _check_jitter(jitter: object) -> float:

@@ -238,8 +238,8 @@ class InboxStore(LeaseStore, Protocol):
         """Return the run's unconsumed messages in the order they were sent.
 
         `after` is the id of the last message of the previous page: pages neither skip nor repeat
-        a message. A message is consumed by the entry that names it in `consumes`, in the same
-        write.
+        a message. Anything but the id of a message is an `InvalidArgument`. A message is consumed
+        by the entry that names it in `consumes`, in the same write.
         """
         ...
 

@@ -273,7 +273,7 @@ class Entry(msgspec.Struct, frozen=True):
     Without `rest`, `data` is a snapshot delta that is added to the journal as entry `n` of the
     epoch. With `rest`, `data` is the whole snapshot: it replaces snapshot and journal in one atomic
     write, the run gets the state in `rest`, the lease is released and the epoch is closed.
-    `consumes` are the ids of inbox messages that this write consumes.
+    `consumes` are the ids of inbox messages that this write consumes; others are ignored.
     """
 
     id: str

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from perdure.clock import as_utc
-from perdure.errors import ValueTooLarge
+from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.store import LeaseRequest, NewMessage, NewRun, check_header, check_rest
 from perdure.validation import check_id, check_prefix
+
+_LAST_MESSAGE = 2**63 - 1
 
 
 def check_size(what: str, data: bytes, limit: int) -> None:
@@ -49,3 +51,21 @@ def check_messages(messages: Sequence[NewMessage], limit: int) -> None:
         check_id(message.to, "to")
         what = f"the event {message.name!r} for run {message.to!r}"
         check_size(what, message.payload, limit)
+
+
+def message_number(id: str) -> int | None:
+    """Return the number that is the id of a message, or `None` if the id is not valid."""
+    # Python refuses to read numbers of thousands of digits, and databases those of more than 64
+    # bits.
+    if not (id.isascii() and id.isdecimal()) or len(id) > len(str(_LAST_MESSAGE)):
+        return None
+    number = int(id)
+    return number if number <= _LAST_MESSAGE else None
+
+
+def number_after(after: str | None) -> int:
+    """Return the number of the message that a page follows, or 0 for the first page."""
+    number = 0 if after is None else message_number(after)
+    if number is None:
+        raise InvalidArgument("after", after, "the id of a message")
+    return number

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from perdure.errors import InvalidArgument
 from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores._checks import number_after
 from perdure.stores._documents.records import H, Head, Wake
 from perdure.stores._documents.runs import DocumentRuns, unconsumed_messages
 
@@ -43,16 +43,9 @@ class DocumentInboxes(DocumentRuns[H]):
         async with run.lock(shared=True):
             head = await run.head()
             messages = [] if head is None else await unconsumed_messages(run, head)
-        last = 0 if after is None else _number(after)
+        last = number_after(after)
         following = (message for message in messages if int(message.id) > last)
         return [message.as_message() for message in islice(following, limit)]
-
-
-def _number(message_id: str) -> int:
-    try:
-        return int(message_id)
-    except ValueError as error:
-        raise InvalidArgument("after", message_id, "the id of a message") from error
 
 
 def _wake(head: Head, names: set[str], now: int) -> Wake | None:

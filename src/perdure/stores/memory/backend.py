@@ -9,7 +9,6 @@ from itertools import islice
 from msgspec.structs import replace
 
 from perdure.clock import Clock, as_utc
-from perdure.errors import InvalidArgument
 from perdure.snapshot import Snapshot, is_over
 from perdure.store import (
     INBOX_PAGE,
@@ -32,6 +31,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._checks import number_after
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._searching import Position, SearchResult, count, find
@@ -148,9 +148,7 @@ class MemoryBackend:
         """Return the messages of a run."""
         run = self._find(id)
         messages = () if run is None else run.inbox.values()
-        if after is not None and not after.isdecimal():
-            raise InvalidArgument("after", after, "the id of a message")
-        last = 0 if after is None else int(after)
+        last = number_after(after)
         return [*islice((each for each in messages if int(each.id) > last), limit)]
 
     async def prune(self, request: PruneRequest) -> int:

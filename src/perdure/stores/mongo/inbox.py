@@ -20,6 +20,7 @@ from bson.objectid import ObjectId
 
 from perdure.errors import InvalidArgument
 from perdure.store import INBOX_PAGE, Message
+from perdure.stores._checks import message_number
 from perdure.stores._timestamps import to_microseconds
 from perdure.stores.mongo import connection
 from perdure.stores.mongo.documents import unpack
@@ -249,11 +250,10 @@ async def remove_embedded(runs: connection.Collection, key: str, names: Iterable
 
 def number_of(id: str) -> int:
     """Return the number with which the id of a message starts."""
-    number = id.partition(":")[0]
-    try:
-        return int(number)
-    except ValueError:
-        raise InvalidArgument("after", id, "the id of a message") from None
+    number = message_number(id.partition(":")[0])
+    if number is None:
+        raise InvalidArgument("after", id, "the id of a message")
+    return number
 
 
 def name_of(document: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from perdure.store import Entry, Rest, Verdict
+from perdure.stores._checks import message_number
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.errors import ConstraintViolation
@@ -14,7 +15,6 @@ from perdure.stores.mysql.rows import (
     chunks,
     names_as_json,
     row_size,
-    seq_of,
     tags_as_json,
 )
 from perdure.stores.mysql.statements import Statements
@@ -164,7 +164,7 @@ class Batch:
         keys_of_inboxes = {
             self._key(entry.id) for entry in entries if entry.rest is not None and entry.rest.awaits
         }
-        seqs = {seq_of(id) for entry in entries for id in entry.consumes} - {None}
+        seqs = {message_number(id) for entry in entries for id in entry.consumes} - {None}
         statements = [self._bind(sql.LOCK, keys)]
         if keys_of_inboxes:
             statements.append(self._bind(sql.MESSAGES, sorted(keys_of_inboxes)))

@@ -6,13 +6,13 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import NamedTuple
 
-from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, is_over
 from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores._checks import number_after
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.literals import Rows, Statement, Value, read_datetime
-from perdure.stores.mysql.rows import chunks, read_inboxes, read_names, seq_of
+from perdure.stores.mysql.rows import chunks, read_inboxes, read_names
 from perdure.stores.mysql.statements import Statements
 
 _ANY_NUMBER = 2**63 - 1
@@ -77,9 +77,7 @@ class Inboxes:
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""
-        seq = 0 if after is None else seq_of(after)
-        if seq is None:
-            raise InvalidArgument("after", after, "the id of a message")
+        seq = number_after(after)
         key = self._prefix + id
         most = _ANY_NUMBER if limit is None else limit
         result = await self._database.run_alone(self._bind(sql.INBOX, key, seq, most))

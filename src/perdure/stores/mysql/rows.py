@@ -16,7 +16,6 @@ R = TypeVar("R", bound=Sequence[Any])
 MAX_STATEMENT_SIZE = 1024 * 1024
 _ROW_OVERHEAD = 1024
 _SIZED_TYPES = (str, bytes)
-_LAST_SEQ = 2**63 - 1
 
 
 def read_run(id: str, snapshot: bytes | None, journal: Sequence[bytes] = ()) -> Snapshot:
@@ -56,14 +55,6 @@ def read_names(array: str | None) -> tuple[str, ...]:
     """Return the strings in a JSON array."""
     names: Any = codec.loads(array) if array else ()
     return tuple(names)
-
-
-def seq_of(message_id: str) -> int | None:
-    """Return the number of a message, or `None` if the id is not valid."""
-    if not (message_id.isascii() and message_id.isdecimal()):
-        return None
-    seq = int(message_id)
-    return seq if seq <= _LAST_SEQ else None
 
 
 def chunks(rows: Iterable[R]) -> list[list[R]]:

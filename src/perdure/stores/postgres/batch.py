@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from perdure import codec
 from perdure.store import Entry, Rest, Verdict
+from perdure.stores._checks import message_number
 
 
 class Needs(NamedTuple):
@@ -107,7 +108,8 @@ def _needs_of(entries: Sequence[Entry]) -> Needs:
 
 def sequence_numbers(entry: Entry) -> list[int]:
     """Return the numbers of the messages that an entry consumes; invalid ids are ignored."""
-    return [int(id) for id in entry.consumes if id.isdecimal()]
+    numbers = map(message_number, entry.consumes)
+    return [number for number in numbers if number is not None]
 
 
 def _columns_of(rest: Rest | None) -> tuple[object, ...]:

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from perdure.errors import InvalidArgument
 from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores._checks import number_after
 from perdure.stores.postgres.database import Database
 from perdure.stores.postgres.rows import read_message
 from perdure.stores.postgres.statements import Statements
-
-_LAST_SEQ = 2**63 - 1
 
 INBOX = """
     SELECT message.seq, message.name, message.payload, message.sent_at
@@ -149,7 +147,7 @@ class Inboxes:
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""
-        values = (self._prefix + id, _seq(after), limit)
+        values = (self._prefix + id, number_after(after), limit)
         rows = await self._fetch(self._statements.sql(INBOX), *values)
         return [read_message(*row) for row in rows]
 
@@ -176,11 +174,3 @@ def _receipts(
 
 def _digest(dedup_id: str | None) -> bytes | None:
     return None if dedup_id is None else blake2b(dedup_id.encode(), digest_size=16).digest()
-
-
-def _seq(after: str | None) -> int:
-    if after is None:
-        return 0
-    if not (after.isascii() and after.isdecimal()) or int(after) > _LAST_SEQ:
-        raise InvalidArgument("after", after, "the id of a message")
-    return int(after)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from perdure import codec
-from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, Snapshot
 from perdure.store import (
     Delivery,
@@ -117,13 +116,6 @@ def _message(member: bytes) -> Message:
     number, length, rest = member.split(b" ", 2)
     name, payload = rest[: int(length)], rest[int(length) :]
     return Message(number.decode(), name.decode(), payload, from_microseconds(int(number)))
-
-
-def check_message_id(id: str, parameter: str) -> str:
-    """Return the id of a message, or raise `InvalidArgument`."""
-    if not (id.isascii() and id.isdigit() and len(id) < 20):
-        raise InvalidArgument(parameter, id, "the id of a message of this store")
-    return id
 
 
 def read_receipts(reply: bytes) -> Sequence[Receipt]:

@@ -27,6 +27,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._checks import number_after
 from perdure.stores._durability import Durability, check_durability, survives
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
@@ -43,7 +44,6 @@ from perdure.stores.redis.layout import ensure_layout
 from perdure.stores.redis.replies import (
     CreatedRun,
     as_due,
-    check_message_id,
     created_grant,
     entry_arguments,
     existing_grant,
@@ -179,8 +179,7 @@ class _Backend:
             )
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
-        if after is not None:
-            check_message_id(after, "after")
+        number_after(after)
         return read_messages(await self._runs.inbox(id, after, limit))
 
     async def prune(self, request: PruneRequest) -> int:

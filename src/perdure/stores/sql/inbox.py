@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from perdure.errors import InvalidArgument
 from perdure.store import INBOX_PAGE, Delivery, Message, NewMessage, Receipt
+from perdure.stores._checks import number_after
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sql import statements as sql
 from perdure.stores.sql.executor import Executor, chunks, digest
@@ -31,7 +31,7 @@ class Inbox(Executor):
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return a page of the run's unconsumed messages."""
-        return await self._page(self._key(id), _read_number(after), limit or _NO_LIMIT)
+        return await self._page(self._key(id), number_after(after), limit or _NO_LIMIT)
 
     async def _send(self, key: str, messages: Sequence[NewMessage]) -> list[Receipt]:
         """Send messages to one run."""
@@ -96,15 +96,6 @@ def _columns(message: NewMessage) -> tuple[str, str, str]:
 
 def _read_message(seq: int, name: str, payload: str, sent_at: int) -> Message:
     return Message(str(seq), name, payload.encode(), from_microseconds(sent_at))
-
-
-def _read_number(after: str | None) -> int:
-    if after is None:
-        return 0
-    try:
-        return min(int(after), _NO_LIMIT)
-    except ValueError:
-        raise InvalidArgument("after", after, "the id of a message") from None
 
 
 def _outcome(

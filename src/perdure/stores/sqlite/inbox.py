@@ -4,15 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from perdure.errors import InvalidArgument
 from perdure.snapshot import RunStatus, is_over
 from perdure.store import Delivery, Message, NewMessage, Receipt
+from perdure.stores._checks import number_after
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sqlite.runs import Verb, Verbs, decode_text
 from perdure.stores.sqlite.statements import Row
 
 # A SQLite integer: no message has a larger number.
-_LAST = 2**63 - 1
 
 SEND = """
     INSERT INTO $inbox (run, name, payload, sent_at, dedup_id)
@@ -92,7 +91,7 @@ class InboxVerbs(Verbs):
             self._statement(
                 INBOX,
                 id=self._prefix + id,
-                after=_read_number(after),
+                after=number_after(after),
                 limit=-1 if limit is None else limit,
             )
         ]
@@ -125,12 +124,3 @@ def _receipts(
                 recipient.duplicates.add(message.dedup_id)
             unconsumed[key] += 1
             yield Receipt(Delivery.DELIVERED, unconsumed[key])
-
-
-def _read_number(message: str | None) -> int:
-    """Return the number of a message, or 0 for none."""
-    if message is None:
-        return 0
-    if not (message.isascii() and message.isdigit()):
-        raise InvalidArgument("after", message, "the id of a message")
-    return min(int(message), _LAST)

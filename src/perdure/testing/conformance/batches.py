@@ -6,7 +6,17 @@ from contextlib import suppress
 import pytest
 
 from perdure.errors import InvalidArgument
-from perdure.store import INBOX_PAGE, Delivery, Entry, Message, NewMessage, Receipt, Rest, Store
+from perdure.store import (
+    INBOX_PAGE,
+    Delivery,
+    Entry,
+    Message,
+    NewMessage,
+    Receipt,
+    Rest,
+    Store,
+    Verdict,
+)
 from perdure.testing.conformance.harness import (
     LONG,
     Harness,
@@ -24,6 +34,9 @@ from perdure.testing.conformance.samples import as_json, snapshot
 from perdure.testing.conformance.schedule import claimed_ids
 
 SENDERS = 50
+
+NOT_MESSAGES = ("no message", "-1", " 1", "1_0", "\u0663", "9" * 20, "9" * 500)
+"""Strings that are not the id of a message, although Python reads most of them as a number."""
 
 
 def message(name: str, to: str = "run", dedup_id: str | None = None) -> NewMessage:
@@ -176,11 +189,22 @@ class PageChecks(Harness):
         assert list(await inboxes.inbox("missing", limit=5)) == []
 
     async def test_a_page_after_no_message_is_refused(self, store: Store) -> None:
-        """`after` is the id of a message, and nothing else."""
+        """Anything but the id of a message is an `InvalidArgument`."""
         inboxes = need_inbox(store)
         await acquire_run(inboxes)
-        with pytest.raises(InvalidArgument):
-            await inboxes.inbox("run", after="no message")
+        await inboxes.send([message("paid")])
+        for after in NOT_MESSAGES:
+            with pytest.raises(InvalidArgument, match=r"^after: expected"):
+                await inboxes.inbox("run", after=after)
+
+    async def test_an_entry_may_name_messages_that_do_not_exist(self, store: Store) -> None:
+        """Ids in `consumes` that no message has are ignored."""
+        inboxes = need_inbox(store)
+        grant = await acquire_run(inboxes)
+        await inboxes.send([message("paid")])
+        entry = step(grant, 1, "a", consumes=NOT_MESSAGES)
+        assert await append_entries(inboxes, entry) == [Verdict.ACCEPTED]
+        assert [each.name for each in await inboxes.inbox("run")] == ["paid"]
 
     async def test_a_page_may_begin_after_a_consumed_message(self, store: Store) -> None:
         """Cursors stay valid."""

@@ -54,6 +54,7 @@ class Claims:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
+        self._wakes = [runs.keys.wakes(shard) for shard in range(SHARDS)]
 
     async def due(
         self,
@@ -107,7 +108,7 @@ class Claims:
         starts = {shard: low.encode() for shard in range(SHARDS)}
         while starts:
             calls = [
-                Call([self._runs.keys.wakes(shard)], (share, start, high or "", now))
+                Call([self._wakes[shard]], (share, start, high or "", now))
                 for shard, start in starts.items()
             ]
             replies = await self._runs.server.run(scripts.QUEUES, calls)
@@ -156,7 +157,7 @@ class Claims:
         repeatable: bool = True,
     ) -> Sequence[Q]:
         """Return the runs that a script finds; a script that stops early is called again."""
-        keys = [self._runs.keys.wakes(shard) for shard in run_filter.shards]
+        keys = [self._wakes[shard] for shard in run_filter.shards]
         runs: list[Q] = []
         mark, quotas = _START, run_filter.queues
         while len(runs) < run_filter.limit and quotas:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from perdure.errors import StoreClosed
 from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.redis.errors import NotSent, driver_errors, load_driver, load_exceptions
+from perdure.stores.redis.timeouts import Timeouts
 
 Value: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Value]
@@ -96,6 +97,7 @@ class NodeLink:
         self._idle: list[Any] = []
         self._free = asyncio.Semaphore(self._limit)
         self._calls = CallsInFlight()
+        self._timeouts = Timeouts(self._timeout)
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return the reply to each."""
@@ -112,9 +114,13 @@ class NodeLink:
         connection, is_reusable = None, False
         try:
             # One timeout for both: opening a connection also waits for replies.
-            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                connection = await self._connection(pool)
-                replies = await self._replies(connection, commands)
+            async with asyncio.timeout(None) as timeout:  # noqa: TID251 - real time
+                self._timeouts.begin(timeout)
+                try:
+                    connection = await self._connection(pool)
+                    replies = await self._replies(connection, commands)
+                finally:
+                    self._timeouts.end(timeout)
             is_reusable = True
             return replies
         finally:
@@ -169,6 +175,7 @@ class NodeLink:
         if self._is_ours and self._pool is not None:
             await self._calls.ended()
             await self._pool.aclose()
+            self._timeouts.close()
 
     def _open_pool(self) -> Any:
         if self._pool is None:

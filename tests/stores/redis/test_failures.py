@@ -237,6 +237,33 @@ async def test_no_more_connections_are_opened_than_allowed(
         await client.aclose()
 
 
+async def test_an_idle_connection_that_was_closed_is_replaced(
+    redis_url: str, redis_prefix: str, admin: Redis
+) -> None:
+    """Before a command is sent: one that must not be executed twice could not be repeated."""
+    url = f"{redis_url}?client_name={redis_prefix}"
+    async with redis(url, namespace=redis_prefix, connect_timeout=0) as store:
+        await store.load("run")
+        (own,) = [each for each in admin.client_list() if each["name"] == redis_prefix]
+        admin.client_kill_filter(_id=own["id"])
+        await asyncio.sleep(0.1)
+        assert await store.enqueue([NewRun("run", "order", as_json(snapshot()))]) == [True]
+
+
+@pytest.mark.parametrize("parameter", ["protocol=3", "max_connections=2"])
+async def test_parameters_of_the_url_are_respected(
+    redis_url: str, redis_prefix: str, parameter: str
+) -> None:
+    """Also if they are not those with which the store keeps connections."""
+    async with redis(f"{redis_url}?{parameter}", namespace=redis_prefix) as store:
+        await asyncio.gather(*(store.load(f"{n}") for n in range(5)))
+        notifications = store.notifications()
+        await anext(notifications)
+        await store.enqueue([NewRun("run", "order", as_json(snapshot()))])
+        await anext(notifications)
+        await notifications.aclose()  # type: ignore[attr-defined]  # an async generator has it
+
+
 async def test_calls_that_wait_when_the_store_is_closed_end(
     redis_url: str, redis_prefix: str
 ) -> None:

@@ -46,6 +46,22 @@ def kinds_of_keys(admin: Redis, namespace: str) -> set[str]:
     return {key.split(":")[3] for key in keys if ":2:" in key}
 
 
+async def test_grants_of_runs_with_any_messages_are_told_apart(store: RedisStore) -> None:
+    """All of them are one string, in which a payload may contain what separates the others."""
+    payloads = {"none": [], "one": [b"3:a\0:"], "some": [b"", b"\r\n:\0", b"12:"]}
+    await store.enqueue([NewRun(id, "order", as_json(snapshot(id))) for id in payloads])
+    for id, sent in payloads.items():
+        for payload in sent:
+            await send_one(store, id, "a: b", payload)
+    grants = await store.claim("ana", HOUR, 3)
+    received = {
+        grant.lease.id: [message.payload for message in grant.inbox]
+        for grant in grants
+        if isinstance(grant, Grant)
+    }
+    assert received == payloads
+
+
 async def test_a_settled_run_is_a_readable_hash(
     store: RedisStore, admin: Redis, keys: Keys
 ) -> None:

@@ -14,8 +14,8 @@ from perdure.stores.redis.node import Value
 from perdure.stores.redis.replies import (
     ClaimedRun,
     DueRun,
-    read_claimed_run,
-    read_due_run,
+    read_claimed_runs,
+    read_due_runs,
     to_json,
     without_none,
     workflow_argument,
@@ -54,6 +54,7 @@ class Claims:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
+        self._wakes = [runs.keys.wakes(shard) for shard in range(SHARDS)]
 
     async def due(
         self,
@@ -78,7 +79,7 @@ class Claims:
         run_filter = _RunFilter(self._runs.groups[0], limit, queues, _ranges(supports))
         shares = await self._shares(run_filter) if self._runs.is_sharded else [run_filter]
         claims = [
-            self._collect(scripts.CLAIM, share, read_claimed_run, owner, ttl, repeatable=False)
+            self._collect(scripts.CLAIM, share, read_claimed_runs, owner, ttl, repeatable=False)
             for share in shares
         ]
         return sorted(await _available(claims))
@@ -107,7 +108,7 @@ class Claims:
         starts = {shard: low.encode() for shard in range(SHARDS)}
         while starts:
             calls = [
-                Call([self._runs.keys.wakes(shard)], (share, start, high or "", now))
+                Call([self._wakes[shard]], (share, start, high or "", now))
                 for shard, start in starts.items()
             ]
             replies = await self._runs.server.run(scripts.QUEUES, calls)
@@ -143,7 +144,7 @@ class Claims:
     def _due(self, run_filter: _RunFilter, now: Value) -> Sequence[Awaitable[Sequence[DueRun]]]:
         """Return the due runs of each group of shards, with the given time or "" for now."""
         return [
-            self._collect(scripts.DUE, run_filter._replace(shards=shards), read_due_run, now)
+            self._collect(scripts.DUE, run_filter._replace(shards=shards), read_due_runs, now)
             for shards in self._runs.groups
         ]
 
@@ -151,12 +152,12 @@ class Claims:
         self,
         script: Script,
         run_filter: _RunFilter,
-        read: Callable[[Any], Q],
+        read: Callable[[Any], Sequence[Q]],
         *values: Value,
         repeatable: bool = True,
     ) -> Sequence[Q]:
         """Return the runs that a script finds; a script that stops early is called again."""
-        keys = [self._runs.keys.wakes(shard) for shard in run_filter.shards]
+        keys = [self._wakes[shard] for shard in run_filter.shards]
         runs: list[Q] = []
         mark, quotas = _START, run_filter.queues
         while len(runs) < run_filter.limit and quotas:
@@ -165,7 +166,7 @@ class Claims:
             [(stop, some)] = await self._runs.server.run(
                 script, [Call(keys, (*head, *values))], repeatable=repeatable
             )
-            runs += map(read, some)
+            runs += read(some)
             if stop is None:
                 break
             mark = stop

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from perdure.errors import StoreClosed
 from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.redis.errors import NotSent, driver_errors, load_driver, load_exceptions
+from perdure.stores.redis.timeouts import Timeouts
 
 Value: TypeAlias = bytes | str | int
 Command: TypeAlias = Sequence[Value]
@@ -63,6 +64,9 @@ class NodeLink:
     whose reply was lost, even one that must not be executed twice. `timeout` is how many seconds a
     reply may take; `None` leaves that to the driver, whose own timeout creates a task for each
     command.
+
+    If the pool is ours, connections are returned to it only when they fail: taking a connection
+    from the driver's pool and returning it is half of the driver's work for a command.
     """
 
     is_sharded = False
@@ -89,8 +93,11 @@ class NodeLink:
     def forget_loop(self) -> None:
         """Drop the connections, which belong to an event loop that has ended."""
         self._pool: Any = None
+        self._keeps_connections = False
+        self._idle: list[Any] = []
         self._free = asyncio.Semaphore(self._limit)
         self._calls = CallsInFlight()
+        self._timeouts = Timeouts(self._timeout)
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send the commands together and return the reply to each."""
@@ -107,17 +114,18 @@ class NodeLink:
         connection, is_reusable = None, False
         try:
             # One timeout for both: opening a connection also waits for replies.
-            async with asyncio.timeout(self._timeout):  # noqa: TID251 - real time
-                connection = await self._connection(pool)
-                replies = await self._replies(connection, commands)
+            async with asyncio.timeout(None) as timeout:  # noqa: TID251 - real time
+                self._timeouts.begin(timeout)
+                try:
+                    connection = await self._connection(pool)
+                    replies = await self._replies(connection, commands)
+                finally:
+                    self._timeouts.end(timeout)
             is_reusable = True
             return replies
         finally:
             if connection is not None:
-                # Otherwise a late reply would be read as the reply to the next command.
-                if not is_reusable or self._is_closed:
-                    await connection.disconnect(nowait=True)
-                await pool.release(connection)
+                await self._release(pool, connection, is_reusable=is_reusable)
 
     async def _replies(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
         task = asyncio.current_task()
@@ -127,7 +135,13 @@ class NodeLink:
             # With a timeout, the driver sends under `wait_for`, which on Python 3.11 swallows a
             # cancellation that arrives as its work ends.
             raise asyncio.CancelledError
-        return [await self._reply(connection) for _ in commands]
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response(disable_decoding=True))
+            except self._refusal as refusal:
+                replies.append(refusal)
+        return replies
 
     async def send_everywhere(self, command: Command) -> list[Any]:
         """Return the reply of the server."""
@@ -161,24 +175,52 @@ class NodeLink:
         if self._is_ours and self._pool is not None:
             await self._calls.ended()
             await self._pool.aclose()
+            self._timeouts.close()
 
     def _open_pool(self) -> Any:
         if self._pool is None:
             self._pool = self._make_pool()
+            self._keeps_connections = self._is_ours and self._may_keep_connections(self._pool)
         return self._pool
+
+    def _may_keep_connections(self, pool: Any) -> bool:
+        """Return whether a pool works as usual if connections are not returned to it.
+
+        The parameters of a URL can change both conditions. With protocol 3, the server may announce
+        its maintenance, and the driver's pool replaces connections when they are returned. A pool
+        that is smaller than it should be would have no connection for notifications.
+        """
+        size: int = pool.max_connections
+        return pool.connection_kwargs.get("protocol") == 2 and size > self._limit
 
     async def _connection(self, pool: Any) -> Any:
         if self._is_closed:
             raise StoreClosed("this Redis store was closed; open a new one")
         try:
-            return await pool.get_connection()
+            return await self._acquire(pool)
         except self._errors as error:
             if isinstance(error, load_exceptions().AuthenticationError):
                 raise
             raise NotSent(str(error)) from error
 
-    async def _reply(self, connection: Any) -> Any:
+    async def _acquire(self, pool: Any) -> Any:
+        if not self._idle:
+            return await pool.get_connection()
+        connection = self._idle.pop()
         try:
-            return await connection.read_response(disable_decoding=True)
-        except self._refusal as refusal:
-            return refusal
+            # Reconnects if the server has closed the connection, before anything is sent.
+            await pool.ensure_connection(connection)
+        except BaseException:
+            await pool.release(connection)
+            raise
+        return connection
+
+    async def _release(self, pool: Any, connection: Any, *, is_reusable: bool) -> None:
+        if is_reusable and not self._is_closed:
+            if self._keeps_connections:
+                self._idle.append(connection)
+                return
+        else:
+            # Otherwise a late reply would be read as the reply to the next command.
+            await connection.disconnect(nowait=True)
+        await pool.release(connection)

@@ -1,6 +1,6 @@
 """Convert between the records of the store contract and the scripts' arguments and replies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -130,10 +130,37 @@ class CreatedRun(NamedTuple):
     now: datetime
 
 
+class GrantReply(NamedTuple):
+    """A grant as a script returns it: facts about the run, its content, and its messages."""
+
+    facts: Sequence[bytes]
+    content: bytes
+    messages: Sequence[bytes]
+
+
+def _read_grants(text: bytes) -> Iterator[GrantReply]:
+    """Yield the grants of a reply."""
+    strings = _read_strings(text)
+    for joined_facts in strings:
+        # An id contains no NUL.
+        facts = joined_facts.split(b"\0")
+        content = next(strings)
+        yield GrantReply(facts, content, [next(strings) for _ in range(int(facts[5]))])
+
+
+def _read_strings(text: bytes) -> Iterator[bytes]:
+    """Yield the strings of a text, in which each follows its length and a colon."""
+    at = 0
+    while at < len(text):
+        start = text.index(b":", at) + 1
+        at = start + int(text[at : start - 1])
+        yield text[start:at]
+
+
 def read_acquired(reply: Sequence[Any]) -> Sequence[Any]:
-    """Return the answer to each request: `Created`, the reply of a grant, or `None`."""
+    """Return the answer to each request: `CreatedRun`, `GrantReply` or `None`."""
     time, words, grants = reply
-    now, remaining = from_microseconds(int(time)), iter(grants)
+    now, remaining = from_microseconds(int(time)), _read_grants(grants)
     answers: list[Any] = []
     for word in words.split():
         if word == b"-":
@@ -157,24 +184,26 @@ class ClaimedRun(NamedTuple):
     at: int
     id: bytes
     queue: str
-    reply: Sequence[Any]
+    reply: GrantReply
 
 
-def read_claimed_run(reply: Sequence[Any]) -> ClaimedRun:
-    """Return a run that was claimed."""
-    *_, at, queue, id = reply[0].split(b"\0")
-    return ClaimedRun(int(at), id, queue.decode(), reply)
+def read_claimed_runs(text: bytes) -> Sequence[ClaimedRun]:
+    """Return the runs that were claimed."""
+    runs: list[ClaimedRun] = []
+    for reply in _read_grants(text):
+        *_, at, queue, id = reply.facts
+        runs.append(ClaimedRun(int(at), id, queue.decode(), reply))
+    return runs
 
 
-def existing_grant(reply: Sequence[Any], prefix: str, owner: str) -> Granted:
+def existing_grant(reply: GrantReply, prefix: str, owner: str) -> Granted:
     """Return the grant of a run that existed."""
-    facts, content, *inbox = reply
-    epoch, now, ends, takeovers, version, _, queue, key = facts.split(b"\0")
+    epoch, now, ends, takeovers, version, _, _, queue, key = reply.facts
     id = key.decode()[len(prefix) :]
-    messages = read_messages(*inbox) if inbox else ()
+    messages = read_messages(reply.messages)
     return read_grant(
         Lease(id, owner, int(epoch), from_microseconds(int(ends)), bool(messages)),
-        partial(read_snapshot, id, content),
+        partial(read_snapshot, id, reply.content),
         from_microseconds(int(now)),
         messages,
         int(takeovers),
@@ -207,10 +236,13 @@ class DueRun(NamedTuple):
     queue: str
 
 
-def read_due_run(line: bytes) -> DueRun:
-    """Return a due run of a reply."""
-    at, queue, id = line.split(b"\0")
-    return DueRun(int(at), id, queue.decode())
+def read_due_runs(lines: Sequence[bytes]) -> Sequence[DueRun]:
+    """Return the due runs of a reply."""
+    runs: list[DueRun] = []
+    for line in lines:
+        at, queue, id = line.split(b"\0")
+        runs.append(DueRun(int(at), id, queue.decode()))
+    return runs
 
 
 def as_due(run: DueRun, prefix: str) -> Due:

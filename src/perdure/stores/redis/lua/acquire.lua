@@ -1,10 +1,10 @@
 -- Leases runs by id, creating those that do not exist.
 -- KEYS: the run of each request. ARGV, nine values per request: owner, ttl, "1" if an existing run
 -- is accepted, an owner whose lease is taken over or "", workflow, version, tags, summary, and the
--- first snapshot or "". Returns the current time, a word for each request, and the grants. The word
--- is the epoch of a run that was created, "+" if there is a grant, or "-". All words are in one
--- string, because a client reads one string much faster than many.
-local words, grants = {}, {}
+-- first snapshot or "". Returns the current time, a word for each request, and the grants as one
+-- string. The word is the epoch of a run that was created, "+" if there is a grant, or "-". All words
+-- are in one string as well.
+local words = {}
 
 for number, run in ipairs(KEYS) do
     local owner, ttl, existing, instead_of, workflow, version, tags, summary, snapshot = unpack(
@@ -22,7 +22,7 @@ for number, run in ipairs(KEYS) do
     elseif existing == '1' and may_grant then
         words[number] = '+'
         local is_abandoned = is_free(header, instead_of)
-        grants[#grants + 1] = grant(shard, id, header, owner, ttl, is_abandoned, '')
+        grant(shard, id, header, owner, ttl, is_abandoned, '')
     end
 end
-return {now_text, table.concat(words, ' '), grants}
+return {now_text, table.concat(words, ' '), table.concat(grants)}

@@ -7,10 +7,18 @@ end
 -- The maximum number of messages in a grant; the same as perdure.store.INBOX_PAGE.
 local INBOX_PAGE = 1000
 
+-- The strings of all grants, each after its length and a colon. They are returned as one string, because
+-- a client reads one string much faster than many.
+local grants = {}
+local function add_to_grants(text)
+    grants[#grants + 1] = #text .. ':'
+    grants[#grants + 1] = text
+end
+
 -- Leases a run to an owner, with a new epoch that fences out the previous owner. `is_abandoned` is
--- whether the previous owner, if there is one, has lost the run. Returns {facts, content, inbox},
--- without the inbox if it is empty. The facts are one string: epoch, current time, end of the lease,
--- takeovers, version, wake time as passed in, queue and id.
+-- whether the previous owner, if there is one, has lost the run. Adds the facts, the content and the
+-- messages of the run to `grants`. The facts are one string: epoch, current time, end of the lease,
+-- takeovers, version, number of messages, wake time as passed in, queue and id.
 local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
     local running = {status = 'running', workflow = header.workflow, updated = header.updated}
@@ -41,8 +49,11 @@ local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     end
     schedule(shard, id, header, ends)
     local inbox = redis.call('ZRANGE', shard .. 'inbox:' .. id, 0, INBOX_PAGE - 1)
-    local facts = table.concat(
-        {epoch, now_text, ends, takeovers, header.version, wake_time, header.queue, id}, '\0'
-    )
-    return {facts, data, inbox[1] and inbox}
+    add_to_grants(table.concat(
+        {epoch, now_text, ends, takeovers, header.version, #inbox, wake_time, header.queue, id}, '\0'
+    ))
+    add_to_grants(data)
+    for _, message in ipairs(inbox) do
+        add_to_grants(message)
+    end
 end

@@ -3,21 +3,25 @@
 -- A script blocks all other clients, so it stops after this many members and returns where it stopped.
 local MAX_MEMBERS = 5000
 
--- Returns the wake sets of a shard by queue, or false if there are many. Most shards have few, and one
--- command then finds the sets of all queues and workflows.
+-- Returns {name, few} for each shard of KEYS that has wake sets. `few` are these sets by queue, or false
+-- if there are many. Most shards have few, and one command then finds the sets of all queues and
+-- workflows.
 local FEW_SETS = 50
-local function few_sets(shard)
-    local sets = redis.call('ZRANGE', shard .. 'wakes', 0, FEW_SETS)
-    if #sets > FEW_SETS then
-        return false
+local function shards_with_sets()
+    local shards = {}
+    for _, key in ipairs(KEYS) do
+        local sets = redis.call('ZRANGE', key, 0, FEW_SETS)
+        if sets[1] then
+            local few = #sets <= FEW_SETS and {}
+            for _, set in ipairs(few and sets or {}) do
+                local queue = string.match(set, '^%Z*')
+                few[queue] = few[queue] or {}
+                table.insert(few[queue], set)
+            end
+            shards[#shards + 1] = {name = shard_of(key), few = few}
+        end
     end
-    local by_queue = {}
-    for _, set in ipairs(sets) do
-        local queue = string.match(set, '^%Z*')
-        by_queue[queue] = by_queue[queue] or {}
-        table.insert(by_queue[queue], set)
-    end
-    return by_queue
+    return shards
 end
 
 -- Returns the wake sets of a queue, or only those of one workflow.
@@ -55,16 +59,13 @@ end
 -- Calls `visit` for the runs in the shards of KEYS that are due at `to`, earliest first, and returns
 -- the results of `merge`. `request` is {queues = {{queue, limit}, ...}, supports = ...}.
 local function visit_due(request, to, score, id, limit, visit)
-    local sources, supports, few = {}, request.supports, {}
-    for _, key in ipairs(KEYS) do
-        few[key] = few_sets(shard_of(key))
-    end
+    local sources, supports, shards = {}, request.supports, shards_with_sets()
     for _, pair in ipairs(request.queues) do
         local queue, quota = pair[1], {remaining = pair[2]}
-        for _, key in ipairs(KEYS) do
-            local shard = shard_of(key)
-            if few[key] then
-                add_sources(sources, shard, few[key][queue] or {}, supports, quota)
+        for _, each in ipairs(shards) do
+            local shard = each.name
+            if each.few then
+                add_sources(sources, shard, each.few[queue] or {}, supports, quota)
             elseif queue == '' and supports then
                 -- Runs outside of queues can have any number of workflows; those of a queue have few.
                 for workflow in pairs(supports) do

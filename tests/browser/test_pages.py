@@ -1,8 +1,11 @@
 """Every page, in both themes and three widths: pictures, accessibility, no sideways scrolling."""
 
 import asyncio
+import json
+import re
 import shutil
 from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from perdure import Step, workflow
 from perdure.dashboard.server import OneTimeToken
 from perdure.insights import Insights
 from perdure.operations import Operations
@@ -24,6 +28,7 @@ from tests.browser.watching import Watch
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
 CHECKED_WIDTHS = (320, 1440)
+HOSTILE = '"><script>alert(1)</script> 🎈'
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +113,40 @@ async def test_page_of_a_store_that_cannot_be_reached(
     await expect(page.locator("main")).to_contain_text("did not answer within 2 s")
     await check_one(page, "store-unreachable", gallery, "light", 1440)
     await check_one(page, "store-unreachable", gallery, "dark", 320)
+
+
+@dataclass
+class Parcel:
+    city: str
+    grams: int
+    labels: dict[str, int]
+
+
+@workflow("parcel")
+async def parcel(step: Step, payload: Parcel) -> None: ...
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["script", "no-script"])
+async def test_page_of_a_payload_that_does_not_fit(
+    javascript: bool,
+    tmp_path: Path,
+    serve: Serve,
+    open_page: OpenPage,
+    watch: Watch,
+    gallery: Gallery,
+) -> None:
+    watch.expected_statuses = {422}
+    served = serve(f"sqlite:///{tmp_path}/empty.db", workflows=[parcel])
+    page = await open_page(f"{served.url}/workflows/parcel/start", javascript=javascript)
+    area, typed = page.get_by_label("Payload"), json.dumps({"grams": "7", "labels": {HOSTILE: "x"}})
+    await area.fill(typed)
+    await page.get_by_role("button", name="Start a run").click()
+    await expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
+    await expect(page.locator(".problems li")).to_have_count(3)
+    await expect(area).to_have_accessible_description(re.compile("city: missing.*grams: .*🎈"))
+    await expect(area).to_have_value(typed)
+    if javascript:
+        await check(page, "start-refused", gallery)
 
 
 async def test_page_that_asks_for_the_token(

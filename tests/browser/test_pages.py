@@ -24,6 +24,7 @@ from tests.browser.gallery import THEMES, WIDTHS, Gallery, Theme
 from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
 from tests.browser.serving import ServedDashboard
 from tests.browser.watching import Watch
+from tests.unit.insights.long_runs import create_long_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -147,6 +148,25 @@ async def test_page_of_a_payload_that_does_not_fit(
     await expect(area).to_have_value(typed)
     if javascript:
         await check(page, "start-refused", gallery)
+
+
+async def test_page_of_a_run_with_very_many_steps(
+    tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/long.db")
+    await served.run(lambda store: create_long_run(store, "long", 2_000, fails_every=310))
+    page = await open_page(f"{served.url}/runs/long")
+    strip, listed = page.get_by_role("img", name="Steps over time"), page.locator(".look-listed")
+    await expect(strip).to_be_visible()
+    first = await strip.locator(listed).bounding_box()
+    await check(page, "run-long", gallery)
+    await page.set_viewport_size({"width": 1440, "height": 900})
+    await page.get_by_role("link", name="Later steps").click()
+    await expect(page.locator(".strip")).to_contain_text("101 to 200 of 2,000")
+    later = await strip.locator(listed).bounding_box()
+    assert first is not None
+    assert later is not None
+    assert later["x"] > first["x"]
 
 
 async def test_page_that_asks_for_the_token(

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from random import Random
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from perdure import Runtime, SystemClock, Worker
 from perdure.dashboard import Dashboard, allow_all
 from perdure.demo.services import Services
 from perdure.demo.shop import WORKFLOWS
+from perdure.runtime.definition import Definition
 from perdure.store import Store
 from perdure.stores import open_store
 
@@ -23,13 +24,22 @@ READY_SECONDS = 20
 class ServedDashboard:
     """A dashboard on the store at `store_url`, for everyone, on a port of 127.0.0.1.
 
-    With `works`, a worker of the sample shop runs beside it. Other options are passed to
-    `Dashboard`; `auth` is `allow_all` unless it is given.
+    With `works`, a worker of the sample shop runs beside it. The dashboard knows the types of the
+    payloads of `workflows`. Other options are passed to `Dashboard`; `auth` is `allow_all` unless
+    it is given.
     """
 
-    def __init__(self, store_url: str, *, works: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        store_url: str,
+        *,
+        works: bool = False,
+        workflows: Sequence[Definition[Any, Any]] = (),
+        **options: Any,
+    ) -> None:
         self.store_url = store_url
         self._works = works
+        self._workflows = workflows
         self._options: dict[str, Any] = {"auth": allow_all, "url": store_url, **options}
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -44,7 +54,8 @@ class ServedDashboard:
     async def _serve(self) -> None:
         async with open_store(self.store_url) as store:
             self._store, self._loop = store, asyncio.get_running_loop()
-            self._server = _Uvicorn(Dashboard(store, **self._options), self._ready)
+            shown = Runtime(store, workflows=self._workflows) if self._workflows else store
+            self._server = _Uvicorn(Dashboard(shown, **self._options), self._ready)
             async with shop_worker(store) if self._works else nullcontext():
                 await self._server.serve()
 

@@ -12,6 +12,7 @@ import pytest
 from playwright.async_api import Page, expect
 from starlette.requests import Request
 
+from perdure import Runtime, Step, workflow
 from perdure.dashboard import Access
 from perdure.insights import Insights
 from perdure.insights.model import WorkerRow
@@ -163,6 +164,44 @@ async def test_a_run_is_started_with_a_form(
     await page.get_by_role("button", name="Start a run", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("labels-7")
     assert await shop.run(lambda store: count_of(store, "labels-7")) == 1
+
+
+@with_and_without_scripts
+async def test_an_event_is_signalled_and_an_approval_given_from_the_agenda(
+    javascript: bool, tmp_path: Path, serve: Serve, open_page: OpenPage
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/agenda.db")
+    await served.run(ask_and_wait)
+    page = await open_page(f"{served.url}/agenda", javascript=javascript)
+    await page.get_by_role("link", name="Signal…").click()
+    await expect(page.get_by_label("Event")).to_have_value(HOSTILE_EVENT)
+    await page.get_by_role("button", name="Signal", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("waiting")
+    await page.goto(f"{served.url}/agenda")
+    await page.get_by_role("link", name="Approve…").click()
+    await page.get_by_role("button", name="Approve", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("asking")
+    acts = (await served.run(lambda store: Insights(store).acts())).acts
+    assert [(act.verb, act.run_id) for act in acts] == [
+        ("approve", "asking"),
+        ("signal", "waiting"),
+    ]
+
+
+HOSTILE_EVENT = '"><script>alert(1)</script> 🎈'
+
+
+@workflow("patient")
+async def patient(step: Step, asks: bool) -> None:
+    if asks:
+        await step.approval("ship", "Ship it?", to="ops")
+    await step.wait_for_event("wait", HOSTILE_EVENT)
+
+
+async def ask_and_wait(store: Store) -> None:
+    runtime = Runtime(store, workflows=[patient])
+    await runtime.trigger(patient, True, run_id="asking")
+    await runtime.trigger(patient, False, run_id="waiting")
 
 
 @with_and_without_scripts

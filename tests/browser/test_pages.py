@@ -1,8 +1,11 @@
 """Every page, in both themes and three widths: pictures, accessibility, no sideways scrolling."""
 
 import asyncio
+import json
+import re
 import shutil
 from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from perdure import Step, workflow
 from perdure.dashboard.server import OneTimeToken
 from perdure.insights import Insights
 from perdure.operations import Operations
@@ -20,10 +24,12 @@ from tests.browser.gallery import THEMES, WIDTHS, Gallery, Theme
 from tests.browser.pages import EMPTY, LIVE, MISSING, PAGES
 from tests.browser.serving import ServedDashboard
 from tests.browser.watching import Watch
+from tests.unit.insights.long_runs import create_long_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
 CHECKED_WIDTHS = (320, 1440)
+HOSTILE = '"><script>alert(1)</script> 🎈'
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +114,59 @@ async def test_page_of_a_store_that_cannot_be_reached(
     await expect(page.locator("main")).to_contain_text("did not answer within 2 s")
     await check_one(page, "store-unreachable", gallery, "light", 1440)
     await check_one(page, "store-unreachable", gallery, "dark", 320)
+
+
+@dataclass
+class Parcel:
+    city: str
+    grams: int
+    labels: dict[str, int]
+
+
+@workflow("parcel")
+async def parcel(step: Step, payload: Parcel) -> None: ...
+
+
+@pytest.mark.parametrize("javascript", [True, False], ids=["script", "no-script"])
+async def test_page_of_a_payload_that_does_not_fit(
+    javascript: bool,
+    tmp_path: Path,
+    serve: Serve,
+    open_page: OpenPage,
+    watch: Watch,
+    gallery: Gallery,
+) -> None:
+    watch.expected_statuses = {422}
+    served = serve(f"sqlite:///{tmp_path}/empty.db", workflows=[parcel])
+    page = await open_page(f"{served.url}/workflows/parcel/start", javascript=javascript)
+    area, typed = page.get_by_label("Payload"), json.dumps({"grams": "7", "labels": {HOSTILE: "x"}})
+    await area.fill(typed)
+    await page.get_by_role("button", name="Start a run").click()
+    await expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
+    await expect(page.locator(".problems li")).to_have_count(3)
+    await expect(area).to_have_accessible_description(re.compile("city: missing.*grams: .*🎈"))
+    await expect(area).to_have_value(typed)
+    if javascript:
+        await check(page, "start-refused", gallery)
+
+
+async def test_page_of_a_run_with_very_many_steps(
+    tmp_path: Path, serve: Serve, open_page: OpenPage, gallery: Gallery
+) -> None:
+    served = serve(f"sqlite:///{tmp_path}/long.db")
+    await served.run(lambda store: create_long_run(store, "long", 2_000, fails_every=310))
+    page = await open_page(f"{served.url}/runs/long")
+    strip, listed = page.get_by_role("img", name="Steps over time"), page.locator(".look-listed")
+    await expect(strip).to_be_visible()
+    first = await strip.locator(listed).bounding_box()
+    await check(page, "run-long", gallery)
+    await page.set_viewport_size({"width": 1440, "height": 900})
+    await page.get_by_role("link", name="Later steps").click()
+    await expect(page.locator(".strip")).to_contain_text("101 to 200 of 2,000")
+    later = await strip.locator(listed).bounding_box()
+    assert first is not None
+    assert later is not None
+    assert later["x"] > first["x"]
 
 
 async def test_page_that_asks_for_the_token(

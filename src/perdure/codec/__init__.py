@@ -18,6 +18,7 @@ from perdure.codec.exceptions import (
     traceback_of,
 )
 from perdure.codec.fingerprints import fingerprint
+from perdure.codec.problems import find_problems, problem_of
 from perdure.codec.scope import NOWHERE, ErrorScope, class_name
 from perdure.codec.tags import MAX_DEPTH, JSONValue, is_plain, is_shallow
 from perdure.codec.text import dumps, loads
@@ -46,6 +47,7 @@ __all__ = [
     "encode",
     "encode_cause",
     "error_type",
+    "find_problems",
     "fingerprint",
     "is_plain",
     "is_restorable",
@@ -54,6 +56,7 @@ __all__ = [
     "members_of",
     "prepare",
     "prepare_error",
+    "problem_of",
     "recorded_cause",
     "return_type",
     "returns_result",

@@ -29,7 +29,7 @@ class _Conversion:
 
     def convert(self, data: Any, annotation: Any, path: str) -> Any:
         meaning = strip_annotation(annotation)
-        if _is_model(meaning):
+        if is_model(meaning):
             return _by_pydantic(data, meaning, path)
         try:
             return msgspec.convert(data, annotation, dec_hook=_hook)
@@ -104,7 +104,8 @@ def _of(kind: type, data: Any, path: str) -> Any:
     return data
 
 
-def _is_model(meaning: Any) -> bool:
+def is_model(meaning: Any) -> bool:
+    """Return whether a type is a pydantic model."""
     info = class_info(meaning) if isinstance(meaning, type) else None
     return info is not None and info.model
 
@@ -112,7 +113,7 @@ def _is_model(meaning: Any) -> bool:
 def _hook(expected: Any, data: Any) -> Any:
     if isinstance(data, expected):
         return data
-    if _is_model(expected):
+    if is_model(expected):
         return expected.model_validate(data)
     if issubclass(expected, PurePath) and isinstance(data, str):
         return expected(data)
@@ -123,12 +124,18 @@ def _by_pydantic(data: Any, model: Any, path: str) -> Any:
     try:
         return model.model_validate(data)
     except Exception as error:
-        problems = getattr(error, "errors", list[Any])()
+        problems = model_problems(error)
         if not problems:
             raise CodecError(f"does not fit {model.__name__}: {error!r}", path) from error
-        place = "".join(_path_part(part) for part in problems[0]["loc"])
+        location, text = problems[0]
+        place = "".join(_path_part(part) for part in location)
         suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CodecError(problems[0]["msg"] + suffix, path + place) from error
+        raise CodecError(text + suffix, path + place) from error
+
+
+def model_problems(error: BaseException | None) -> list[tuple[tuple[str | int, ...], str]]:
+    """Return the place and the text of each problem in an error that pydantic raised."""
+    return [(each["loc"], each["msg"]) for each in getattr(error, "errors", list[Any])()]
 
 
 def _path_part(part: object) -> str:

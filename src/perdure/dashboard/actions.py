@@ -38,7 +38,8 @@ async def confirm(visit: Visit) -> Response:
     preview = None
     if verb.has_preview and step:
         preview = await board.operations.preview(name, cast(Any, verb.name), step)
-    data = {"name": name, "verb": verb.name, "preview": preview, "error": visit.error}
+    refusal = {"error": visit.error, "problems": visit.problems}
+    data = {"name": name, "verb": verb.name, "preview": preview, **refusal}
     return render(visit, "action.html", data, preview=preview, **context)
 
 

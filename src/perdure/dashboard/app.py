@@ -216,7 +216,7 @@ async def _call(route: Route, visit: Visit) -> Response:
         except errors.PerdureError as error:
             if isinstance(error, errors.StoreError | errors.RunNotFound) or route.get is None:
                 raise
-            visit = replace(visit, error=str(error))
+            visit = replace(visit, refusal=error)
     assert route.get is not None, "the method was checked"
     async with visit.board.reading(is_long=route.is_long):
         return await route.get(visit)

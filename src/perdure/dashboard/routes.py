@@ -147,7 +147,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/workers", _page("workers", topics=("fleet",))),
     Route("/workers/{worker}", _page("worker", topics=("fleet",))),
     Route("/errors", _page("errors")),
-    Route("/agenda", _page("agenda")),
+    Route("/agenda", _page("agenda", "agenda", "approvals")),
     Route("/approvals", _page("approvals")),
     Route("/acts", _page("acts", topics=("acts",))),
     Route("/views", _page("views", topics=())),

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from perdure.dashboard.access import Access
 from perdure.dashboard.board import Board
 from perdure.dashboard.protection import form_token
+from perdure.errors import InvalidArgument, InvalidPayload, PerdureError
 from perdure.operations.verbs import VERBS, Right, Verb
 from perdure.urls import encode_id
 
@@ -59,7 +60,7 @@ def base_of(request: Request, mount: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """An authorized request. `error` is why its form was refused, if it is shown again."""
+    """An authorized request. `refusal` is why its form is shown again, if it is."""
 
     request: Request
     board: Board
@@ -72,7 +73,24 @@ class Visit:
     random: Random
     params: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, list[str]] = field(default_factory=dict)
-    error: str = ""
+    refusal: PerdureError | None = None
+
+    @property
+    def error(self) -> str:
+        """Why the form was refused, or ""."""
+        return str(self.refusal or "")
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The problems of the payload in the form, each with its path."""
+        return self.refusal.errors if isinstance(self.refusal, InvalidPayload) else ()
+
+    @property
+    def invalid_field(self) -> str:
+        """The field of the form that was refused, or ""."""
+        if isinstance(self.refusal, InvalidArgument):
+            return self.refusal.parameter
+        return "payload" if self.problems else ""
 
     @property
     def verb(self) -> Verb:

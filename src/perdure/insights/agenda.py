@@ -12,6 +12,7 @@ from perdure.store import Query, SearchStore
 
 EXAMINED = 1000
 _MAX_SHOWN = 20
+_MAX_RUNS = 3
 
 
 async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) -> Agenda:
@@ -40,10 +41,15 @@ def _by_hour(rows: list[RunRow], now: datetime) -> tuple[AgendaHour, ...]:
 
 
 def _events(rows: list[RunRow]) -> tuple[AwaitedEvent, ...]:
-    oldest: dict[str, datetime] = {}
-    counts: Counter[str] = Counter()
+    """Return the events that runs wait for; the runs are sorted by their last update."""
+    waiting: dict[str, list[RunRow]] = {}
     for row in rows:
-        for event in row.awaits:
-            counts[event] += 1
-            oldest[event] = min(row.updated_at, oldest.get(event, row.updated_at))
-    return tuple(AwaitedEvent(event, count, oldest[event]) for event, count in counts.most_common())
+        for event in dict.fromkeys(row.awaits):
+            waiting.setdefault(event, []).append(row)
+    events = sorted(waiting.items(), key=lambda each: len(each[1]), reverse=True)
+    return tuple(_event(event, runs) for event, runs in events)
+
+
+def _event(event: str, runs: list[RunRow]) -> AwaitedEvent:
+    oldest_at = min(row.updated_at for row in runs)
+    return AwaitedEvent(event, len(runs), oldest_at, tuple(row.id for row in runs[:_MAX_RUNS]))

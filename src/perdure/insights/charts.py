@@ -1,22 +1,28 @@
-"""Charts of the workers' activity: where bars and lines are drawn, and the numbers behind them.
+"""Charts of what workers and runs did: where bars and lines are drawn, and their numbers.
 
 Horizontal positions are percentages, so that a chart is as wide as its place; vertical ones are
 pixels from the top. Missing data is a gap, never zero.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
-from perdure.insights.model import HistoryPoint, HourDurations
+from perdure.insights.model import HistoryPoint, HourDurations, StepPeriod, StepsPage
 from perdure.insights.words import count_words, duration
 
 HEIGHT = 112
 """The height of the plot; its baseline is at the bottom."""
 
+STRIP = 32
+"""The height of the bars above a long timeline; the line that marks the listed steps follows."""
+
 _MIN_BAR = 1.5
+_MIN_FAILED = 4
+_MIN_LISTED = 1.0
 _MISSING = 3
 _ENDS = ("completed", "cancelled", "failed")
 _QUEUES = 5
@@ -158,6 +164,44 @@ def slots(points: Sequence[HistoryPoint]) -> Chart:
         bars.append(Bar("total", x, HEIGHT - total, counts.width, _MIN_BAR, at, text))
     most = max(each["in-use"] for each in by_look)
     return counts.chart("Worker slots", f"At most {count_words(most, 'slot')} in use.", top, bars)
+
+
+def density(page: StepsPage) -> Chart:
+    """Return when the steps of a run ended, over a line that marks those on the page."""
+    periods, width, bars = page.periods, 100 / len(page.periods), list[Bar]()
+    most = max(each.count for each in periods)
+    for n, each in enumerate(periods):
+        text, y = f"{count_words(each.count, 'step')}, {each.failed:,} failed", float(STRIP)
+        for look, count in (("completed", each.count - each.failed), ("failed", each.failed)):
+            if count:
+                # Few failures among many steps must be visible.
+                height = max((STRIP - _MIN_FAILED) * count / most, _MIN_FAILED)
+                y -= height
+                bars.append(Bar(look, (n + 0.1) * width, y, width * 0.8, height, each.begin, text))
+    bars += _listed(page, width)
+    failed = sum(each.failed for each in periods)
+    summary = f"{count_words(page.total, 'step')}, {failed:,} failed, at most {most:,} in one bar."
+    rows = [(each.begin, (f"{each.count:,}", f"{each.failed:,}")) for each in periods[::-1]]
+    legend = {"completed": "Completed", "failed": "Failed", "listed": "Listed below"}
+    begin, end, columns = periods[0].begin, periods[-1].end, ("Steps", "Failed")
+    return Chart("Steps over time", summary, begin, end, (), bars, legend, columns, rows)
+
+
+def _listed(page: StepsPage, width: float) -> Iterator[Bar]:
+    """Yield the line below the bars, and the part of it in which the steps of the page ended."""
+    times = [step.ended_at for step in page.steps if step.ended_at is not None]
+    yield Bar("rest", 0, STRIP + 3, 100, 4, page.periods[0].begin, "all steps")
+    if times:
+        left, right = (_place(page.periods, at) * width for at in (min(times), max(times)))
+        left, text = min(left, 100 - _MIN_LISTED), f"{count_words(len(page.steps), 'step')} listed"
+        yield Bar("listed", left, STRIP + 3, max(right - left, _MIN_LISTED), 4, min(times), text)
+
+
+def _place(periods: Sequence[StepPeriod], at: datetime) -> float:
+    """Return the number of the period in which a time is, with its share of that period."""
+    n = max(bisect_right(periods, at, key=lambda each: each.begin) - 1, 0)
+    length = periods[n].end - periods[n].begin
+    return n + min((at - periods[n].begin) / length, 1.0) if length else float(n)
 
 
 def durations(hours: Sequence[HourDurations]) -> Chart:

@@ -12,6 +12,7 @@ import msgspec
 from perdure.errors import InvalidArgument
 from perdure.insights.beginning import beginning
 from perdure.insights.chunks import UserValue
+from perdure.insights.density import periods_of
 from perdure.insights.failures import error_of, first_line
 from perdure.insights.model import StepDetail, StepGroup, StepRow, StepsPage
 from perdure.insights.preview import preview
@@ -37,7 +38,9 @@ def steps_page(
     page = keys[first : first + limit]
     rows = tuple(step_row(key, snapshot["steps"][key], redact) for key in page)
     is_last = first + limit >= len(keys)
-    return StepsPage(rows, len(keys), None if is_last or not page else page[-1], first)
+    next_key = None if is_last or not page else page[-1]
+    periods = periods_of(snapshot) if len(page) < len(keys) else ()
+    return StepsPage(rows, len(keys), next_key, first, periods)
 
 
 def step_detail(snapshot: Snapshot, key: str, redact: Redact, *, whole: bool) -> StepDetail:

@@ -22,8 +22,8 @@ _SHORT = 0.18
 _MIN_WIDTH = 0.6
 _MAX_TICKS = 12
 _WAITS = {"sleep", "event", "retry", "approval", "callback"}
-# The run is suspended in the meantime; other runs are busy.
-_IDLE = _WAITS | {"call", "result", "map"}
+IDLE = _WAITS | {"call", "result", "map"}
+"""The kinds of steps during which the run is suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,14 @@ class Scale:
         begin, end = self._times[right - 1], self._times[right]
         left, width = self._units[right - 1], self._units[right] - self._units[right - 1]
         return 100 * (left + width * ((at - begin) / (end - begin))) / total
+
+    def time(self, x: float) -> datetime:
+        """Return the time at a position between 0 and 100."""
+        units = self._units[-1] * x / 100
+        right = min(bisect_right(self._units, units), len(self._units) - 1)
+        begin, left = self._times[right - 1], self._units[right - 1]
+        width = self._units[right] - left
+        return begin + (self._times[right] - begin) * ((units - left) / width if width else 0.0)
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -146,7 +154,7 @@ def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datet
     """Return the timeline of some records of a run; the last page also shows pending steps."""
     flying = facts.in_flight if is_last else ()
     waits = [each for each in facts.waits if is_last and each.kind != "retry"]
-    busy = [_span(step) for step in steps if step.started_at and step.kind not in _IDLE]
+    busy = [_span(step) for step in steps if step.started_at and step.kind not in IDLE]
     busy += [(each.since, max(now, each.since)) for each in flying]
     times = [at for step in steps for at in (step.started_at, step.ended_at) if at]
     times += [at for span in busy for at in span] + [each.since for each in waits if each.since]

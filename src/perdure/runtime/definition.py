@@ -4,9 +4,8 @@
 async def welcome(step: Step, payload: Signup) -> str: ...
 """
 
-import dataclasses
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints, overload
 
 from perdure import codec
@@ -130,12 +129,13 @@ class Definition(Target[P_contra, T_co]):
             return None
         if payload is None and self.has_default:
             payload = self._default
+        is_converted = self.payload_type is not None and isinstance(payload, _PLAIN)
         try:
-            if self.payload_type is not None and isinstance(payload, _PLAIN):
-                payload = codec.convert(payload, self.payload_type)
-            return codec.encode(payload, self.payload_type)
+            value = codec.convert(payload, self.payload_type) if is_converted else payload
+            return codec.encode(value, self.payload_type)
         except CodecError as error:
-            problems = payload_problems(payload, self.payload_type) or [_problem("", error)]
+            found = codec.find_problems(payload, self.payload_type) if is_converted else []
+            problems = [*map(str, found or [codec.problem_of(error)])]
             if payload is None:
                 problems = [f"none was passed; {problem}" for problem in problems]
             raise InvalidPayload(self.name, problems) from error
@@ -216,52 +216,6 @@ def _payload_type(fn: Callable[..., Any], parameter: str) -> Any:
         return None
     hint = hints.get(parameter)
     return None if hint is Any or hint is object else hint
-
-
-def payload_problems(payload: object, annotation: Any) -> list[str]:
-    """Return the problems of each field of a payload whose fields are known."""
-    try:
-        hints = get_type_hints(annotation)
-    except (TypeError, NameError):
-        return []
-    if not isinstance(payload, Mapping) or not hints:
-        return []
-    problems = []
-    for name, hint in hints.items():
-        if name not in payload:
-            if name in _required_names(annotation, hints):
-                problems.append(f"{name}: missing")
-            continue
-        try:
-            codec.convert(codec.encode(payload[name]), hint)
-        except CodecError as error:
-            problems.append(_problem(name, error))
-    return problems
-
-
-def _problem(field: str, error: CodecError) -> str:
-    """Return an error with its place in the payload: `address.zip: Expected …`."""
-    place = field + error.path.removeprefix("value")
-    text = str(error).removesuffix(f" (at {error.path})")
-    return f"{place}: {text}" if place else text
-
-
-def _required_names(annotation: Any, hints: Mapping[str, Any]) -> Iterable[str]:
-    if dataclasses.is_dataclass(annotation):
-        missing = dataclasses.MISSING
-        return {
-            f.name
-            for f in dataclasses.fields(annotation)
-            if f.default is missing and f.default_factory is missing
-        }
-    if (keys := getattr(annotation, "__required_keys__", None)) is not None:
-        return frozenset(keys)
-    if (fields := getattr(annotation, "model_fields", None)) is not None:
-        return {name for name, f in fields.items() if f.is_required()}
-    if (config := getattr(annotation, "__struct_defaults__", None)) is not None:
-        names = annotation.__struct_fields__
-        return names[: len(names) - len(config)]  # type: ignore[no-any-return]  # a tuple of names
-    return hints
 
 
 def workflow(

@@ -1,16 +1,30 @@
 """What operators do with the forms of the dashboard."""
 
+import json
+import re
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
+from perdure import Runtime, Step, workflow
+from perdure.dashboard import Dashboard
+from perdure.dashboard.access import ALL_RIGHTS
 from perdure.insights import Insights
 from perdure.operations import Operations
 from perdure.operations.verbs import VERBS
 from perdure.stores import MemoryStore
 from perdure.urls import encode_id
-from tests.unit.dashboard.visitor import Visitor, dashboard, failed_run, text_of, waiting_run
+from tests.unit.dashboard.visitor import (
+    Visitor,
+    as_person,
+    dashboard,
+    failed_run,
+    text_of,
+    waiting_run,
+)
 
 
 async def status_of(store: MemoryStore, run_id: str) -> str:
@@ -207,3 +221,61 @@ async def test_a_stopped_bulk_operation_resumes_at_another_rate() -> None:
     await visitor.post(f"{page}/resume/retry", {"rate": "62.5"}, form=page)
     (progress,) = await finished(store)
     assert (progress.done, progress.rate) == (3, 62.5)
+
+
+HOSTILE = '"><script>alert(1)</script> 🎈'
+
+
+@dataclass
+class Parcel:
+    city: str
+    grams: int
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+@workflow("parcel")
+async def parcel(step: Step, payload: Parcel) -> None: ...
+
+
+async def refused_start(payload: str) -> Any:
+    runtime = Runtime(MemoryStore(), workflows=[parcel])
+    visitor = Visitor(Dashboard(runtime, auth=as_person(*ALL_RIGHTS)))
+    return await visitor.post("/workflows/parcel/start", {"payload": payload})
+
+
+async def test_a_form_lists_each_problem_of_its_payload_and_keeps_what_was_typed() -> None:
+    typed = json.dumps({"grams": "7", "labels": {HOSTILE: "x"}}, ensure_ascii=False)
+    page = await refused_start(typed)
+    assert page.status_code == 422
+    text = text_of(page)
+    assert "city: missing" in text
+    assert "grams: Expected `int`, got `str`" in text
+    assert f"labels[{json.dumps(HOSTILE, ensure_ascii=False)}]: Expected `int`" in text
+    assert "<script>alert" not in page.text
+    assert f"{escape(typed)}</textarea>" in page.text
+
+
+async def test_the_problems_of_a_payload_describe_its_text_area() -> None:
+    page = await refused_start("{}")
+    [area] = re.findall(r"<textarea[^>]*>", page.text)
+    assert 'aria-describedby="error hint-payload" aria-invalid="true"' in area
+    assert re.search(r'<ul class="problems" id="error"><li>city: missing</li>', page.text)
+    assert page.text.count('id="error"') == 1
+
+
+async def test_a_payload_that_is_not_json_is_described_by_the_reason() -> None:
+    page = await refused_start("{")
+    assert re.search(
+        r'<p class="problem" id="error" role="alert">payload: expected JSON', page.text
+    )
+    assert 'aria-describedby="error hint-payload" aria-invalid="true"' in page.text
+    assert page.text.count('aria-invalid="true"') == 1
+
+
+async def test_an_input_that_does_not_fit_lists_its_problems_too() -> None:
+    runtime = Runtime(MemoryStore(), workflows=[parcel])
+    await runtime.trigger(parcel, Parcel("Wien", 7), run_id="p", wait=False)
+    visitor = Visitor(Dashboard(runtime, auth=as_person(*ALL_RIGHTS)))
+    fields = {"payload": '{"city": 7}', "why": "typo"}
+    page = await visitor.post("/runs/p/do/edit_payload", fields)
+    assert "grams: missing city: Expected `str`, got `int`" in text_of(page)

@@ -34,6 +34,7 @@ from tests.unit.dashboard.visitor import (
     text_of,
     waiting_run,
 )
+from tests.unit.insights.long_runs import create_long_run
 from tests.unit.insights.runs import live_worker
 from tests.unit.insights.samples import new_snapshot_json
 
@@ -166,9 +167,33 @@ async def test_a_long_run_says_which_part_of_its_steps_is_shown() -> None:
     await Runtime(store, workflows=[long]).trigger(long, run_id="r")
     visitor = Visitor(dashboard(store))
     page = await visitor.get("/runs/r")
-    assert "1 to 100 of 250 The part that is shown" in text_of(page)
+    assert "1 to 100 of 250 Steps over time 250 steps, 0 failed, at most " in text_of(page)
     [link] = re.findall(r'href="([^"]+)">Later steps', page.text)
     assert "101 to 200 of 250 " in text_of(await visitor.get(unescape(link)))
+
+
+async def test_the_strip_above_a_long_timeline_marks_failures_and_the_listed_steps() -> None:
+    store = MemoryStore()
+    await create_long_run(store, "long", 1000, fails_every=500)
+    page = await Visitor(dashboard(store)).get("/runs/long")
+    [strip] = re.findall(r'<svg class="strip-bars".*?</svg>', page.text, re.DOTALL)
+    assert strip.count('class="look-failed"') == 2
+    assert strip.count('class="look-listed"') == 1
+    assert "100 steps listed</title>" in strip
+    assert "<desc>1,000 steps, 2 failed, at most " in strip
+
+
+async def test_a_run_with_few_steps_has_no_strip() -> None:
+    store = MemoryStore()
+    await create_long_run(store, "short", 100)
+    assert "strip-bars" not in (await Visitor(dashboard(store)).get("/runs/short")).text
+
+
+async def test_a_page_of_very_many_steps_stays_small() -> None:
+    store = MemoryStore()
+    await create_long_run(store, "long", 10_000, fails_every=7)
+    page = await Visitor(dashboard(store)).get("/runs/long")
+    assert len(page.content) <= 120 * 1024
 
 
 async def test_a_run_explains_its_state() -> None:

@@ -175,8 +175,18 @@ async def test_the_agenda_lists_wakes_and_awaited_events(
     assert [run.id for run in agenda.next] == ["s"]
     assert [(hour.hour.hour, hour.count) for hour in agenda.hours] == [(6, 1)]
     (event,) = agenda.events
-    assert (event.event, event.count) == ("approved", 1)
+    assert (event.event, event.count, event.run_ids) == ("approved", 1, ("w",))
     assert agenda.is_complete
+
+
+async def test_the_agenda_names_the_runs_that_wait_longest_for_an_event(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    for n in range(5):
+        await run_order(store, f"w{n}", "wait", clock)
+        await clock.advance(timedelta(minutes=1))
+    (event,) = (await Insights(store, clock=clock).agenda()).events
+    assert (event.count, event.run_ids) == (5, ("w0", "w1", "w2"))
 
 
 async def test_timeouts_of_waits_are_on_the_agenda(

@@ -53,6 +53,7 @@ from perdure.insights.model.steps import (
     InFlight,
     StepDetail,
     StepGroup,
+    StepPeriod,
     StepRow,
     StepsPage,
 )
@@ -120,6 +121,7 @@ __all__ = [
     "ScheduleRow",
     "StepDetail",
     "StepGroup",
+    "StepPeriod",
     "StepRow",
     "StepsPage",
     "StoreFacts",

@@ -48,16 +48,27 @@ class StepRow(msgspec.Struct, frozen=True):
     run_id: str = ""
 
 
+class StepPeriod(msgspec.Struct, frozen=True):
+    """How many steps of a run ended in a period, including those that `failed`."""
+
+    begin: datetime
+    end: datetime
+    count: int
+    failed: int = 0
+
+
 class StepsPage(msgspec.Struct, frozen=True):
     """Records of a run in order; `after` is the key that continues the list.
 
-    `first` is how many of the `total` come before them.
+    `first` is how many of the `total` come before them. If they are not all, `periods` say when the
+    steps of the whole run ended; those in which the run was idle are longer than the others.
     """
 
     steps: tuple[StepRow, ...]
     total: int
     after: str | None = None
     first: int = 0
+    periods: tuple[StepPeriod, ...] = ()
 
 
 class StepGroup(msgspec.Struct, frozen=True):

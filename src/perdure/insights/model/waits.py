@@ -70,11 +70,15 @@ class AgendaHour(msgspec.Struct, frozen=True):
 
 
 class AwaitedEvent(msgspec.Struct, frozen=True):
-    """How many runs wait for an event, and since when the first of them has waited."""
+    """How many runs wait for an event, and since when the first of them has waited.
+
+    `run_ids` are the first of them, in the order in which they began to wait.
+    """
 
     event: str
     count: int
     oldest_at: datetime
+    run_ids: tuple[str, ...] = ()
 
 
 class Agenda(msgspec.Struct, frozen=True):

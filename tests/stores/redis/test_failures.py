@@ -254,7 +254,7 @@ async def test_an_idle_connection_that_was_closed_is_replaced(
 async def test_parameters_of_the_url_are_respected(
     redis_url: str, redis_prefix: str, parameter: str
 ) -> None:
-    """Also if they are not those with which the store keeps connections."""
+    """The store does not keep connections itself then, but works as with others."""
     async with redis(f"{redis_url}?{parameter}", namespace=redis_prefix) as store:
         await asyncio.gather(*(store.load(f"{n}") for n in range(5)))
         notifications = store.notifications()

@@ -250,10 +250,12 @@ async def remove_embedded(runs: connection.Collection, key: str, names: Iterable
 
 def number_of(id: str) -> int:
     """Return the number with which the id of a message starts."""
-    number = message_number(id.partition(":")[0])
-    if number is None:
+    number, _, name = id.partition(":")
+    # Messages of layout 1 have negative numbers.
+    magnitude = message_number(number.removeprefix("-")) if name else None
+    if magnitude is None:
         raise InvalidArgument("after", id, "the id of a message")
-    return number
+    return -magnitude if number.startswith("-") else magnitude
 
 
 def name_of(document: Mapping[str, Any]) -> str:

@@ -149,7 +149,7 @@ def _read_grants(text: bytes) -> Iterator[GrantReply]:
 
 
 def _read_strings(text: bytes) -> Iterator[bytes]:
-    """Yield the strings of a text, in which each follows its length and a colon."""
+    """Yield the strings of a reply, in which each follows its length and a colon."""
     at = 0
     while at < len(text):
         start = text.index(b":", at) + 1

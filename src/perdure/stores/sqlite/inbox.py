@@ -11,8 +11,6 @@ from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sqlite.runs import Verb, Verbs, decode_text
 from perdure.stores.sqlite.statements import Row
 
-# A SQLite integer: no message has a larger number.
-
 SEND = """
     INSERT INTO $inbox (run, name, payload, sent_at, dedup_id)
     SELECT e.column1, e.column2, e.column3, coalesce(e.column5, $clock), e.column4

@@ -114,10 +114,6 @@ async def no_loop(step: Any) -> None:
         step("settle", charge, cents)
 
 
-async def no_list(step: Any) -> None:
-    [step("settle", charge, cents) for cents in (1, 2)]
-
-
 async def no_condition(step: Any) -> None:
     if step("settle", charge, 0):
         await step("ship", ship, "unpaid")
@@ -139,7 +135,6 @@ async def no_negation(step: Any) -> None:
         no_key,
         no_race,
         no_loop,
-        no_list,
         no_condition,
         no_negation,
     ],
@@ -245,6 +240,40 @@ async def test_a_call_that_an_exception_left_behind_was_not_forgotten() -> None:
 
     run = await run_of(order)
     assert run.output == "receipt for 0"
+
+
+@NEVER_AWAITED
+async def test_a_call_that_a_loop_did_not_reach_was_not_forgotten() -> None:
+    """The list of calls is freed where the loop ends, which is not where one of them was made."""
+
+    async def order(step: Any) -> Any:
+        for call in [step("first", charge, 1), step("second", charge, 2)]:
+            if await call:
+                break
+        for call in [step("third", charge, 3), step("fourth", charge, 4)]:
+            return await call
+        return None
+
+    run = await run_of(order)
+    assert run.output == "receipt for 3"
+
+
+@NEVER_AWAITED
+async def test_a_call_in_a_failed_branch_was_not_forgotten() -> None:
+    """Its exception, with the frame of the branch, is freed with the result of `gather`."""
+
+    async def branch(step: Any, cents: int) -> Any:
+        calls = [step("charge", charge, cents), step("ship", ship, "")]
+        if cents > 1:
+            raise ValueError("too much")
+        return await asyncio.gather(*calls)
+
+    async def order(step: Any) -> Any:
+        await asyncio.gather(branch(step, 1), branch(step, 2), return_exceptions=True)
+        return await step("settle", charge, 3)
+
+    run = await run_of(order)
+    assert run.output == "receipt for 3"
 
 
 @NEVER_AWAITED

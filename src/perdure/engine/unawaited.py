@@ -10,9 +10,10 @@ relies on two things that have been the same from Python 3.11 to 3.14, and that 
 each version:
 
 - `warnings._warn_unawaited_coroutine`, which formats the name, has the variable `coro`.
-- the instructions that discard the value of an expression statement or of a condition. No exception
-  is in flight there. A coroutine that is freed at any other one may have been left behind by an
-  exception or a cancellation, which the function may handle, and then nothing was forgotten.
+- the instructions that call a function and discard what it returns, as in an expression statement
+  or a condition. No exception is in flight there. A coroutine that is freed at any other one may
+  have been left behind by an exception, a cancellation or a loop that has ended early, and then
+  nothing was forgotten.
 """
 
 import dis
@@ -41,6 +42,10 @@ _DISCARDS = frozenset(
     # A condition, `if step(…)`, is tested by the last one since Python 3.13.
     if name == "POP_TOP" or name.startswith("POP_JUMP") or name == "TO_BOOL"
 )
+_CALLS = frozenset(
+    code for name, code in dis.opmap.items() if name in ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
+)
+_CACHE = dis.opmap["CACHE"]
 
 
 class CallName(str):
@@ -55,7 +60,7 @@ class CallName(str):
             return super().__format__(spec)
         call = arguments_of(frame.f_locals["coro"]).get("call")
         id = call.id if isinstance(call, StepCall) else str(self)
-        if frame.f_back.f_code.co_code[frame.f_back.f_lasti] in _DISCARDS:
+        if _discards_call(frame.f_back.f_code.co_code, frame.f_back.f_lasti):
             _stop_run(id, frame.f_back)
         return f'step "{id}"' if isinstance(call, StepCall) else id
 
@@ -68,6 +73,15 @@ def call_named(name: str) -> Callable[[F], F]:
         return fn
 
     return decorate
+
+
+def _discards_call(code: bytes, at: int) -> bool:
+    """Return whether an instruction discards what the call before it has returned."""
+    before = at - 2
+    # Instructions have two bytes, and some are followed by entries of the interpreter's cache.
+    while before >= 0 and code[before] == _CACHE:
+        before -= 2
+    return code[at] in _DISCARDS and before >= 0 and code[before] in _CALLS
 
 
 def _stop_run(id: str, frame: FrameType) -> None:

@@ -73,6 +73,10 @@ def _problems(data: Any, annotation: Any, path: str) -> Iterator[Problem]:
     try:
         convert(data, annotation)
     except CodecError as error:
+        if isinstance(error.__cause__, NameError):
+            # The type has an annotation that cannot be resolved, so its parts are not known.
+            yield problem_of(error, path)
+            return
         problems = _parts_problems(data, strip_annotation(annotation), path, error)
         # All parts may fit, but not together.
         yield next(problems, problem_of(error, path))
@@ -168,10 +172,11 @@ def _item_types(meaning: Any, count: int) -> Iterable[Any]:
     return [arguments[0]] * count if arguments else ()
 
 
-def _member(path: str, part: str | int) -> str:
+def _member(path: str, part: object) -> str:
     """Return the path of a member; unusual names are quoted, since they may contain dots."""
-    if isinstance(part, int):
-        return f"{path}[{part}]"
+    # A payload that comes from Python and not from JSON may have keys of any type.
+    if not isinstance(part, str):
+        return f"{path}[{part!r}]"
     if not _SIMPLE.fullmatch(part):
         return f"{path}[{json.dumps(part, ensure_ascii=False)}]"
     return f"{path}.{part}" if path else part

@@ -1,6 +1,7 @@
 """Every problem of a value, each with its path."""
 
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
@@ -152,6 +153,21 @@ def test_names_that_contain_dots_are_quoted_in_paths() -> None:
         '[""]',
         '["\\"><script>alert(1)</script> 🎈"]',
     ]
+
+
+def test_keys_that_are_not_strings_are_shown_as_they_are() -> None:
+    """Such keys come from Python, not from JSON."""
+    day = date(2026, 1, 2)
+    assert problems({day: "x"}, dict[date, int]) == [f"[{day!r}]: Expected `int`, got `str`"]
+
+
+class Unresolved(msgspec.Struct):
+    total: "Missing"  # type: ignore[name-defined]  # noqa: F821 - this is what is tested
+
+
+def test_a_type_that_cannot_be_resolved_is_the_problem() -> None:
+    [problem] = problems({"total": 1}, Unresolved)
+    assert "name 'Missing' is not defined" in problem
 
 
 def test_a_value_with_very_many_problems_lists_the_first_ones() -> None:

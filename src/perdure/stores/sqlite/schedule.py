@@ -137,19 +137,19 @@ class ScheduleVerbs(LeaseVerbs):
     ) -> Verb[Sequence[LeasedRun]]:
         """Lease the due runs, earliest first; with `separately`, read them in another round.
 
-        Raise `TooManyDue`, without a lease, if more than `at_most` are due.
+        With `at_most`, raise `TooManyDue` if more are due. No statement follows the one that grants
+        leases, so an error loses none of them.
         """
         runs: list[LeasedRun] = []
         while True:
             quotas = _remaining_quotas(queues, runs)
             due = yield from self._due(limit - len(runs), supports, quotas)
-            # Not after a lease was granted, which no process would use.
-            if at_most is not None and not runs and len(due) > at_most:
+            if at_most is not None and len(due) > at_most:
                 raise TooManyDue
             new_runs = yield from self._claim(due, owner, ttl, separately=separately)
             runs += new_runs
             # Others may have claimed some between two transactions, so look for more.
-            if len(new_runs) == len(due):
+            if len(new_runs) == len(due) or (at_most is not None and runs):
                 return runs
 
     def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Verb[Sequence[str]]:

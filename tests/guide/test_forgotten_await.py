@@ -203,6 +203,29 @@ async def test_a_step_in_the_output() -> None:
 
 
 @NEVER_AWAITED
+async def test_a_coroutine_in_an_error_is_recorded_as_a_failure() -> None:
+    """The step is executed once, and the run ends."""
+    executions = 0
+
+    async def refuse() -> Any:
+        nonlocal executions
+        executions += 1
+        return Err(charge(1))
+
+    async def order(step: Any) -> Any:
+        try:
+            await step("refuse", refuse)
+        except CodecError:
+            await step.sleep("settle", 0.01)
+        return Err(charge(2))
+
+    run = await run_of(order)
+    assert (run.status, executions) == ("failed", 1)
+    assert [record.ok for record in run.history] == [False, True]
+    assert isinstance(run.error, CodecError)
+
+
+@NEVER_AWAITED
 async def test_a_step_in_the_value_of_another() -> None:
     async def order(step: Any) -> Any:
         return await step("both", lambda: [charge(1)])

@@ -7,7 +7,7 @@ import msgspec
 
 from perdure import codec
 from perdure.codec.tags import is_plain as is_plain_value
-from perdure.errors import StepFailed
+from perdure.errors import CodecError, StepFailed
 from perdure.result import Err, Ok, Result
 from perdure.snapshot.format import StepRecord
 
@@ -154,7 +154,11 @@ def encode_failure(
 ) -> EncodedFailure:
     """Encode the failure of a step or run; `error_type` returns the type of an `Err`'s error."""
     if isinstance(failure, Err):
-        return _encode_err(failure, step, scope, error_type)
+        try:
+            return _encode_err(failure, step, scope, error_type)
+        except CodecError as error:
+            # The failure must be recorded in any case. This one says what could not be.
+            failure = error
     cause, visible, losses = codec.prepare_error(failure, scope)
     summary = {"type": codec.class_name(type(failure)), "message": cause.get("message", "")}
     record = WireRecord(ok=False, error=summary, cause=cause, meta={"origin": "throw"})

@@ -1,6 +1,7 @@
 """The command as a process of its own, with or without a terminal."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,7 +85,11 @@ def on_terminal(*arguments: str, columns: int = 100) -> Iterator["pexpect.spawn[
     try:
         yield child
     finally:
-        child.close(force=True)
+        # `close(force=True)` allows a killed process a tenth of a second to end.
+        if not child.terminate():
+            child.kill(signal.SIGKILL)
+        wait_for(lambda: not child.isalive())
+        child.close()
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:

@@ -161,9 +161,10 @@ async def test_many_runs_are_claimed_by_the_thread(run: Run, attempts: list[bool
 
 
 async def test_a_claim_returns_its_leases_before_it_can_fail(run: Run, tmp_path: Path) -> None:
-    """Another process takes one of two due runs, and then locks the file.
+    """Another process takes one of two due runs, and more become due.
 
-    A claim that looked for more would be repeated by the thread, without the runs that it leased.
+    A claim that looked for them could find the file locked. The thread would then repeat it,
+    without the run that it has leased.
     """
     supports = [SupportedVersions("flow", 0, 1)]
     new = [NewRun(str(number), "flow", as_json(snapshot())) for number in range(8)]

@@ -244,8 +244,12 @@ async def test_an_active_run_takes_little_memory(runs: Active, most: int) -> Non
         pass
     # The difference leaves out what the process needs only once. With both numbers, dicts of runs
     # are nearly full, so that no spare room is counted.
-    few, many = await _traced_memory(runs(150)), await _traced_memory(runs(300))
-    assert (many - few) / 150 <= most
+    differences = [
+        await _traced_memory(runs(300)) - await _traced_memory(runs(150)) for _ in range(3)
+    ]
+    # The set in which asyncio keeps all tasks of the process may grow to four times its size in
+    # between, by up to 1.7 KB for each of these runs, but hardly twice in a row.
+    assert min(differences) / 150 <= most
 
 
 async def _traced_memory(active: AbstractAsyncContextManager[None]) -> int:

@@ -2,6 +2,7 @@
 
 from perdure.store.abilities import (
     can_enqueue_in_transaction,
+    can_hand_off,
     can_inbox,
     can_journal,
     can_lease,
@@ -33,6 +34,7 @@ from perdure.store.checks import (
     rest_of,
 )
 from perdure.store.contract import (
+    HandoffStore,
     InboxStore,
     JournalStore,
     LeaseStore,
@@ -55,6 +57,7 @@ from perdure.store.records import (
     Due,
     Entry,
     Grant,
+    Handoff,
     Lease,
     LeaseRequest,
     Message,
@@ -83,6 +86,8 @@ __all__ = [
     "Due",
     "Entry",
     "Grant",
+    "Handoff",
+    "HandoffStore",
     "InboxStore",
     "JournalStore",
     "Lease",
@@ -110,6 +115,7 @@ __all__ = [
     "TransactionalEnqueueStore",
     "Verdict",
     "can_enqueue_in_transaction",
+    "can_hand_off",
     "can_inbox",
     "can_journal",
     "can_lease",

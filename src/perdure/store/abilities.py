@@ -5,6 +5,7 @@ from typing import TypeGuard, TypeVar
 
 from perdure.errors import InvalidArgument, MissingAbility
 from perdure.store.contract import (
+    HandoffStore,
     InboxStore,
     JournalStore,
     LeaseStore,
@@ -57,6 +58,11 @@ def can_queue(store: Store) -> TypeGuard[QueueStore]:
 def can_inbox(store: Store) -> TypeGuard[InboxStore]:
     """Return whether the store keeps messages."""
     return capabilities(store).inbox
+
+
+def can_hand_off(store: Store) -> TypeGuard[HandoffStore]:
+    """Return whether the store can lease a run with the message that makes it due."""
+    return capabilities(store).handoff
 
 
 def can_transact(store: Store) -> TypeGuard[TransactionStore]:

@@ -22,6 +22,7 @@ from perdure.store.records import (
     Due,
     Entry,
     Grant,
+    Handoff,
     Lease,
     LeaseRequest,
     Message,
@@ -240,6 +241,30 @@ class InboxStore(LeaseStore, Protocol):
         `after` is the id of the last message of the previous page: pages neither skip nor repeat
         a message. Anything but the id of a message is an `InvalidArgument`. A message is consumed
         by the entry that names it in `consumes`, in the same write.
+        """
+        ...
+
+
+class HandoffStore(ScheduleStore, InboxStore, Protocol):
+    """A store that can lease a run to its worker with the message that makes the run due."""
+
+    async def send_and_claim(
+        self,
+        messages: Sequence[NewMessage],
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        /,
+        *,
+        supports: Sequence[SupportedVersions],
+    ) -> Handoff:
+        """Send messages like `send`, and lease runs that they make due, all in one write.
+
+        Up to `limit` runs that await a message of this call are granted to `owner`, as `claim`
+        grants them: only runs in no queue, whose workflow and version `supports` includes. A grant
+        contains the messages of the call. The store may leave runs due instead of granting them,
+        except the run of a single small message without a `dedup_id`. A run that cannot be read is
+        not granted, and treated as by `claim`; its messages are sent.
         """
         ...
 

@@ -34,6 +34,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     inbox: bool = False
     transaction: bool = False
     transactional_enqueue: bool = False
+    handoff: bool = False
     notify: bool = False
     maintenance: bool = False
     search: bool = False
@@ -265,6 +266,13 @@ class Grant(msgspec.Struct, frozen=True):
     created: bool = False
     queue: str = ""
     version: int = 0
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """The receipts of messages, in order, and the grants of runs that they made due."""
+
+    receipts: tuple[Receipt, ...]
+    grants: tuple[Grant, ...] = ()
 
 
 class Entry(msgspec.Struct, frozen=True):

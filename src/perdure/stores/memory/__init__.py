@@ -5,6 +5,7 @@ from typing import Any
 from perdure.clock import Clock, SystemClock, check_clock
 from perdure.errors import InvalidArgument
 from perdure.store import MAX_VALUE_SIZE, Capabilities
+from perdure.stores._handoff import HandoffShell
 from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.memory.backend import MemoryBackend
 from perdure.stores.memory.rows import Runs
@@ -14,7 +15,9 @@ from perdure.validation import check_prefix
 __all__ = ["MemoryStore", "MemoryTransaction"]
 
 
-class MemoryStore(NotifyShell[MemoryBackend], TransactionShell[MemoryBackend]):
+class MemoryStore(
+    NotifyShell[MemoryBackend], HandoffShell[MemoryBackend], TransactionShell[MemoryBackend]
+):
     """Stores runs in this process's memory, encoded as in a database; they are lost when it ends.
 
     With `shares`, the store uses the runs of another one, like a second process that shares a
@@ -42,6 +45,7 @@ class MemoryStore(NotifyShell[MemoryBackend], TransactionShell[MemoryBackend]):
             queues=True,
             inbox=True,
             transaction=True,
+            handoff=True,
             notify=True,
             maintenance=True,
             search=True,

@@ -32,6 +32,7 @@ from perdure.store import (
 )
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._checks import number_after
+from perdure.stores._handoff import Claimant
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, read_grant
 from perdure.stores._searching import Position, SearchResult, count, find
@@ -142,7 +143,26 @@ class MemoryBackend:
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         """Put messages in inboxes one by one."""
-        return [self._send(message) for message in messages]
+        receipts, woken_runs = self._deliver(messages)
+        for run in woken_runs:
+            self._wake(run, self.clock.now())
+        return receipts
+
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        """Put messages in inboxes one by one, then lease runs that await them."""
+        receipts, woken_runs = self._deliver(messages)
+        owner, ttl, limit, _ = claimant
+        grants: list[Granted] = []
+        for run in woken_runs:
+            now = self.clock.now()
+            is_executable = not run.queue and claimant.can_execute(run.workflow, run.version)
+            if is_executable and len(grants) < limit:
+                grants.append(self._grant(run, owner, now, ttl))
+            else:
+                self._wake(run, now)
+        return receipts, grants
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the messages of a run."""
@@ -245,6 +265,18 @@ class MemoryBackend:
             self._rest(run, entry.data, entry.rest)
         return Verdict.ACCEPTED
 
+    def _deliver(self, messages: Sequence[NewMessage]) -> tuple[list[Receipt], list[Run]]:
+        """Put messages in inboxes; return also the unowned runs that await one of them."""
+        receipts: list[Receipt] = []
+        woken_runs: dict[str, Run] = {}
+        for message in messages:
+            run, receipt = self._find(message.to), self._send(message)
+            receipts.append(receipt)
+            is_new = receipt.delivery is Delivery.DELIVERED
+            if run is not None and is_new and message.name in run.awaits:
+                woken_runs[run.id] = run
+        return receipts, [*woken_runs.values()]
+
     def _send(self, message: NewMessage) -> Receipt:
         run = self._find(message.to)
         if run is None:
@@ -257,8 +289,6 @@ class MemoryBackend:
             run.dedup_ids.add(message.dedup_id)
         id, now = str(next(self.runs.message_ids)), self.clock.now()
         run.inbox[id] = Message(id, message.name, message.payload, now)
-        if message.name in run.awaits:
-            self._wake(run, now)
         return Receipt(Delivery.DELIVERED, len(run.inbox))
 
     def _rest(self, run: Run, snapshot: bytes, rest: Rest) -> None:

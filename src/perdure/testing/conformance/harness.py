@@ -15,6 +15,7 @@ from perdure.store import (
     Delivery,
     Entry,
     Grant,
+    HandoffStore,
     InboxStore,
     JournalStore,
     LeaseRequest,
@@ -54,6 +55,10 @@ class ScheduledStore(JournaledStore, ScheduleStore, Protocol):
 
 class MessagingStore(ScheduledStore, InboxStore, Protocol):
     """A store with journal, lease, schedule and inbox."""
+
+
+class HandingOffStore(MessagingStore, HandoffStore, Protocol):
+    """A store with journal, lease, schedule, inbox and handoff."""
 
 
 class QueueingStore(MessagingStore, QueueStore, Protocol):
@@ -181,6 +186,12 @@ def need_inbox(store: Store) -> MessagingStore:
     """Return the store as one with an inbox, or skip."""
     need(store, "inbox", "schedule", "journal", "lease")
     return cast(MessagingStore, store)
+
+
+def need_handoff(store: Store) -> HandingOffStore:
+    """Return the store as one with handoff, or skip."""
+    need(store, "handoff", "inbox", "schedule", "journal", "lease")
+    return cast(HandingOffStore, store)
 
 
 def need_queues(store: Store) -> QueueingStore:

@@ -22,6 +22,7 @@ from perdure.store import (
     Rest,
     SupportedVersions,
     Verdict,
+    can_hand_off,
     rest_of,
 )
 from perdure.testing.conformance.harness import FullStore, Harness, store_time
@@ -366,6 +367,40 @@ class StoreMachine(RuleBasedStateMachine):
             self.check_receipt(message, receipt)
         self.compare(batch[0].to)
 
+    @precondition(lambda self: can_hand_off(self.store))
+    @rule(
+        messages=st.lists(st.tuples(IDS, EVENTS, DEDUP_IDS), min_size=1, max_size=4),
+        owner=OWNERS,
+        ttl=TTLS,
+        limit=st.integers(0, 2),
+        supports=SUPPORTED,
+    )
+    def send_and_claim(
+        self,
+        messages: Sequence[tuple[str, str, str | None]],
+        owner: str,
+        ttl: timedelta,
+        limit: int,
+        supports: Sequence[SupportedVersions] | None,
+    ) -> None:
+        """Send several messages in one call, and claim what they make due."""
+        assert can_hand_off(self.store)
+        batch = [NewMessage(id, name, b"1", dedup_id) for id, name, dedup_id in messages]
+        unowned = {id for id, run in self.runs.items() if run.lease is None and not run.queue}
+        awaited = {id for id in unowned if run_awaits(self.runs[id], batch, id)}
+        handoff = self.do(
+            self.store.send_and_claim(batch, owner, ttl, limit, supports=supports or ())
+        )
+        for message, receipt in zip(batch, handoff.receipts, strict=True):
+            self.check_receipt(message, receipt)
+        assert len(handoff.grants) <= limit
+        for grant in handoff.grants:
+            run = self.runs[grant.lease.id]
+            assert grant.lease.id in awaited
+            assert run.is_supported(supports or ())
+            self.check_grant(grant, run)
+        self.compare(batch[0].to)
+
     def check_receipt(self, message: NewMessage, receipt: Receipt) -> None:
         """Compare a receipt with the model, and apply the message there."""
         run, dedup_id = self.runs.get(message.to), message.dedup_id
@@ -416,3 +451,8 @@ class StoreMachine(RuleBasedStateMachine):
         for id in old:
             del self.runs[id]
             self.compare(id)
+
+
+def run_awaits(run: ModelRun, messages: Sequence[NewMessage], id: str) -> bool:
+    """Return whether a run awaits one of the messages that are sent to it."""
+    return any(message.to == id and message.name in run.awaits for message in messages)

@@ -6,6 +6,7 @@ from perdure.testing.conformance.base import BaseChecks
 from perdure.testing.conformance.batches import BatchesChecks
 from perdure.testing.conformance.declared import DeclaredChecks
 from perdure.testing.conformance.deletion import DeletionChecks
+from perdure.testing.conformance.handoff import HandoffChecks
 from perdure.testing.conformance.header import HeaderChecks
 from perdure.testing.conformance.hostile import HostileChecks
 from perdure.testing.conformance.inbox import InboxChecks
@@ -34,6 +35,7 @@ class StoreConformance(
     QueuesChecks,
     InboxChecks,
     BatchesChecks,
+    HandoffChecks,
     HeaderChecks,
     SearchesChecks,
     MaintenanceChecks,

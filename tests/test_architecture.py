@@ -84,6 +84,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
             "timers",
         ),
         ("leases", "signals", "watchers"),
+        ("handoff",),
         ("permits",),
         ("step_limits",),
         ("session", "suspension"),
@@ -160,6 +161,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "worker": (
         ("claims", "context", "counters", "pace", "takeover"),
         ("runs",),
+        ("handoffs",),
         ("worker",),
     ),
 }

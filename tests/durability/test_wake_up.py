@@ -10,7 +10,7 @@ import pytest
 from perdure import Runtime, Step, Worker, workflow
 from perdure.durable.session import wake_workers
 from perdure.snapshot import Snapshot
-from perdure.store import Entry, Grant, Verdict
+from perdure.store import Entry, Grant, NewMessage, Verdict
 from perdure.stores.memory import MemoryStore
 from perdure.testing.clock import TestClock
 
@@ -26,11 +26,11 @@ async def approval(step: Step) -> Any:
 
 
 class Quiet(MemoryStore):
-    """A store without notifications that counts how often it was asked for work."""
+    """A store without notifications and handoff that counts how often it was asked for work."""
 
     def __init__(self, clock: TestClock) -> None:
         super().__init__(clock=clock)
-        self.capabilities = msgspec.structs.replace(self.capabilities, notify=False)
+        self.capabilities = msgspec.structs.replace(self.capabilities, notify=False, handoff=False)
         self.clock = clock
         self.claims: list[float] = []
 
@@ -127,7 +127,7 @@ async def test_a_second_notification_is_handled_after_the_run_has_written(
         await clock.advance(0)
         noted.on_claim = lambda: wake_workers(noted)
         noted.calls.clear()
-        await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
+        await noted.send([NewMessage(run.id, "approved", b"null")])
         await clock.advance(0)
         assert noted.calls == ["claim", "append", "append"]
         await clock.advance(0.01)
@@ -145,7 +145,7 @@ async def test_a_notification_after_a_claim_is_handled_at_once(
     async with Worker(runtime, poll="1h"):
         await clock.advance(0)
         noted.on_claim = lambda: wake_workers(noted)
-        await runtime.signal(run.id, "approved", {"by": "ana"}, wait=False)
+        await noted.send([NewMessage(run.id, "approved", b"null")])
         await clock.advance(0)
         noted.calls.clear()
         wake_workers(noted)

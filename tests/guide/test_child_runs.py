@@ -561,7 +561,7 @@ async def test_a_run_without_a_runtime_has_no_children() -> None:
 
 
 async def test_a_call_costs_seven_writes(clock: TestClock) -> None:
-    """Besides those of its own steps, and two claims."""
+    """Besides those of its own steps and a claim: the child's end comes with the parent's lease."""
 
     @workflow("idle")
     async def idle(step: Step) -> None: ...
@@ -574,7 +574,7 @@ async def test_a_call_costs_seven_writes(clock: TestClock) -> None:
         store = FaultyStore(MemoryStore(clock=clock))
         runtime = Runtime(store, workflows=[idle], clock=clock)
         await run_of(runtime, each)
-        return sum(call.verb in ("append", "enqueue", "send") for call in store.calls)
+        return sum(call.verb in ("append", "enqueue", "send_and_claim") for call in store.calls)
 
     assert await writes(order) - await writes(idle) == 7
 

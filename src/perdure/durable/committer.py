@@ -29,7 +29,6 @@ from perdure.store import (
     Receipt,
     Refusal,
     Verdict,
-    require_inbox,
     require_schedule,
 )
 
@@ -320,7 +319,13 @@ class Committer:
     It waits in real time, whatever clock the runs use, because the server is real.
     """
 
-    def __init__(self, store: JournalStore, leases: LeaseStore) -> None:
+    def __init__(
+        self,
+        store: JournalStore,
+        leases: LeaseStore,
+        send: Callable[[Sequence[NewMessage]], Awaitable[Sequence[Receipt]]],
+    ) -> None:
+        self._send = send
         self._leases: BatchQueue[LeaseRequest, Grant | Refusal] = BatchQueue(leases.acquire)
         self._entries: list[BatchQueue[Entry, Verdict]] = [
             BatchQueue(store.append, data=attrgetter("data")) for _ in range(QUEUES)
@@ -359,8 +364,7 @@ class Committer:
     def send(self, message: NewMessage) -> Coroutine[Any, Any, Receipt]:
         """Return the receipt of a message, which must have a `dedup_id`: it may be sent again."""
         if self._messages is None:
-            send = require_inbox(self._store, "a run that sends messages").send
-            self._messages = BatchQueue(send, data=attrgetter("payload"))
+            self._messages = BatchQueue(self._send, data=attrgetter("payload"))
         return self._messages.submit(message)
 
     async def close(self) -> None:

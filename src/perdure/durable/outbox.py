@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from perdure import codec
 from perdure.clock import isoformat, parse_iso
-from perdure.durable.session import Session, poke, wake_workers
+from perdure.durable.session import Session, wake_workers
 from perdure.engine.history import History
 from perdure.engine.tasks import Task, detached
 from perdure.snapshot import OutboxItem, Snapshot, workflow_of
@@ -94,11 +94,8 @@ async def start_runs(session: Session, runs: Sequence[NewRun]) -> list[bool]:
 
 
 async def send_messages(session: Session, messages: Sequence[NewMessage]) -> list[Receipt]:
-    """Send messages, and make runs that are active in this process check their inboxes."""
-    receipts = await asyncio.gather(*map(session.committer.send, messages))
-    poke(session.store, {message.to for message in messages})
-    wake_workers(session.store)
-    return receipts
+    """Send messages; workers continue the runs that they make due."""
+    return await asyncio.gather(*map(session.committer.send, messages))
 
 
 def encode_run(run: NewRun) -> dict[str, Any]:

@@ -5,11 +5,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 from msgspec.structs import replace
 
 from perdure.clock import Clock
 from perdure.durable.committer import Committer
+from perdure.durable.handoff import LocalWorker, Messages
 from perdure.durable.leases import HeldLeases
 from perdure.durable.owners import is_gone
 from perdure.durable.permits import Permits
@@ -25,12 +27,13 @@ from perdure.store import (
     Lease,
     LeaseRequest,
     Message,
+    NewMessage,
     QueueStore,
+    Receipt,
     Refusal,
     Store,
     can_inbox,
     can_journal,
-    require_inbox,
     require_lease,
 )
 
@@ -46,7 +49,7 @@ class Session:
 
     As a context manager, it counts its users; its tasks end with the last of them. `running_ids`
     counts the calls of `durable.run` by id, `idempotency_keys` are those in use, `workers` are
-    the functions that wake workers.
+    those of this event loop.
     """
 
     def __init__(self, store: Store, clock: Clock, lease_ttl: timedelta) -> None:
@@ -58,7 +61,7 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.running_ids: defaultdict[str, int] = defaultdict(int)
         self.idempotency_keys: dict[str, asyncio.Event] = {}
-        self.workers: set[Callable[[], None]] = set()
+        self.workers: set[LocalWorker] = set()
         self.leases = HeldLeases(store, clock, lease_ttl)
         self._limits: StepLimits | None = None
         self._limit_numbers: Mapping[str, int] = {}
@@ -66,12 +69,14 @@ class Session:
         self.idle = False
         self._users = 0
         self._committer: Committer | None = None
+        self._messages: Messages | None = None
         self._signals: Signals | None = None
+        self._deposits: Signals | None = None
 
     async def __aenter__(self) -> "Session":
         self._users += 1
         if self._committer is None and self._journal is not None:
-            self._committer = Committer(self._journal, require_lease(self.store))
+            self._committer = Committer(self._journal, require_lease(self.store), self.send)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -99,11 +104,29 @@ class Session:
         return self._committer
 
     @property
+    def messages(self) -> Messages:
+        """Sends messages, and tells this event loop's runs and workers about them."""
+        if self._messages is None:
+            self._messages = messages_of(self.store)
+        return self._messages
+
+    async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
+        """Send messages; workers continue the runs that they make due."""
+        return await self.messages.send(messages)
+
+    @property
     def signals(self) -> Signals:
-        """Sends the signals of programs."""
+        """Sends the signals of programs to runs that workers continue."""
         if self._signals is None:
-            self._signals = Signals(require_inbox(self.store, "signal").send)
+            self._signals = Signals(self.send)
         return self._signals
+
+    @property
+    def deposits(self) -> Signals:
+        """Sends the signals of programs to runs that they continue themselves."""
+        if self._deposits is None:
+            self._deposits = Signals(self.messages.deposit)
+        return self._deposits
 
     async def acquire(self, request: LeaseRequest) -> Grant | Refusal:
         """Return a lease or a refusal; a cancelled caller holds no lease.
@@ -202,14 +225,19 @@ def borrow(store: Store, clock: Clock, lease_ttl: timedelta) -> Session:
     return session
 
 
+def messages_of(store: Store) -> Messages:
+    """Return what sends messages, and tells this event loop's runs and workers about them."""
+    return Messages(store, partial(_sessions_of, store))
+
+
 def wake_workers(store: Store) -> None:
     """Wake the workers of this event loop, because a run of the store has become due.
 
     They would otherwise find it later, by polling or by a notification of the store.
     """
     for session in _sessions_of(store):
-        for wake in session.workers:
-            wake()
+        for worker in session.workers:
+            worker.wake()
 
 
 def poke(store: Store, run_ids: Iterable[str]) -> None:

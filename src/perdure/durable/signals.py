@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from perdure.durable.committer import MAX_BATCH, MAX_BATCH_BYTES
-from perdure.engine.tasks import detached
+from perdure.engine.tasks import Interrupted, detached
 from perdure.errors import InvalidArgument, ValueTooLarge
 from perdure.store import NewMessage, Receipt
 
@@ -44,6 +44,8 @@ class Signals:
         try:
             (receipt,) = await self._write([message])
             return receipt
+        except Interrupted:
+            raise asyncio.CancelledError from None
         finally:
             # Even if the write failed or was cancelled: others may wait in the queue.
             self._send_next()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.clock import Clock, parse_iso
-from perdure.durable.session import poke, wake_workers
+from perdure.durable.session import messages_of
 from perdure.errors import AlreadyAnswered, InvalidArgument, Refused, RunNotFound, TooLate
 from perdure.snapshot import PendingWait, Snapshot, is_over, open_waits, rest_status
 from perdure.snapshot.acts import acts_of
@@ -105,11 +105,9 @@ async def send_answer(store: Store, token: str, answer: Answer) -> OpenApproval:
     message = NewMessage(
         parsed_token.run_id, parsed_token.event, codec.dumps(answer), parsed_token.event
     )
-    (receipt,) = await inbox.send([message])
+    (receipt,) = await messages_of(store).send([message])
     if receipt.delivery is not Delivery.DELIVERED:
         await _refuse(inbox, parsed_token, receipt.delivery)
-    poke(store, [parsed_token.run_id])
-    wake_workers(store)
     return _open_approval(parsed_token.run_id, wait, workflow)
 
 

@@ -90,10 +90,7 @@ class Client(ApprovalClient):
 
     async def signal_many(self, signals: Iterable[Signal]) -> list[SignalResult]:
         """Send many events, up to 500 per write; return the outcome of each, in order."""
-        results = await self._send(signals)
-        if any(results):
-            wake_workers(self.store)
-        return results
+        return await self._send(signals)
 
     async def broadcast(
         self,
@@ -120,28 +117,32 @@ class Client(ApprovalClient):
         results: list[SignalResult] = await send_signals(
             self.around, signals, lambda: self._deliver(messages)
         )
-        wake_workers(self.store)
         return sum(map(bool, results))
 
-    async def _send(self, signals: Iterable[Signal]) -> list[SignalResult]:
+    async def _send(
+        self, signals: Iterable[Signal], *, for_workers: bool = True
+    ) -> list[SignalResult]:
+        """Send events to runs that workers continue, or that the caller continues."""
         expected = "a list of Signal(run_id, event, payload)"
         signals = check_list(signals, "signals", expected)
         messages = [_message(each) for each in signals]
         results: list[SignalResult] = await send_signals(
-            self.around, signals, lambda: self._deliver(messages)
+            self.around, signals, lambda: self._deliver(messages, for_workers=for_workers)
         )
         return results
 
-    async def _deliver(self, messages: Sequence[NewMessage]) -> list[SignalResult]:
-        store = require_inbox(self.store, f"{type(self).__name__}.signal")
+    async def _deliver(
+        self, messages: Sequence[NewMessage], *, for_workers: bool = True
+    ) -> list[SignalResult]:
+        require_inbox(self.store, f"{type(self).__name__}.signal")
         receipts: list[Receipt] = []
-        if len(messages) == 1:
-            async with self.session() as session:
-                receipts.append(await session.signals.send(messages[0]))
-        else:
-            for first in range(0, len(messages), BATCH):
-                receipts += await store.send(messages[first : first + BATCH])
-        poke(self.store, dict.fromkeys(message.to for message in messages))
+        async with self.session() as session:
+            if len(messages) == 1:
+                signals = session.signals if for_workers else session.deposits
+                receipts.append(await signals.send(messages[0]))
+            else:
+                for first in range(0, len(messages), BATCH):
+                    receipts += await session.send(messages[first : first + BATCH])
         return [SignalResult(receipt.delivery) for receipt in receipts]
 
     @overload
@@ -192,7 +193,6 @@ class Client(ApprovalClient):
                 [run] = await self._create([new])
             (result,) = await self._deliver([message])
             if result:
-                wake_workers(self.store)
                 return replace(result, run=run)
 
     async def _is_open(self, start: Start) -> bool:
@@ -223,7 +223,6 @@ class Client(ApprovalClient):
             raise RunNotFound(run_id)
         if result.delivery is Delivery.OVER:
             raise RunOver(f"run {run_id!r} has ended: it answers no questions")
-        wake_workers(self.store)
         return await wait_for_answer(store, self.clock, question, limit)
 
     async def cancel(self, run_id: str, *, reason: str = "", undo: bool = True) -> Run:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from perdure import codec
 from perdure.durable.host import RunHost
-from perdure.durable.session import wake_workers
+from perdure.durable.session import messages_of, wake_workers
 from perdure.engine.current import current_execution
 from perdure.engine.execution import Execution
 from perdure.engine.step import Step
@@ -113,8 +113,8 @@ async def declare(
         return
     logger.info("the policies of %s are declared", ", ".join(sorted(own)))
     payload = codec.dumps(msgspec.to_builtins(dict(own)))
-    await require_inbox(store, "keep=").send([NewMessage(MAINTENANCE, POLICIES, payload)])
-    wake_workers(store)
+    require_inbox(store, "keep=")
+    await messages_of(store).send([NewMessage(MAINTENANCE, POLICIES, payload)])
 
 
 def require_maintenance_of(store: Store) -> Store:

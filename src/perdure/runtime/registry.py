@@ -29,14 +29,15 @@ class Registry:
 
     `queues` are the queues of all of them, by name. `supported_versions` are the versions of each
     workflow that can be executed here; `all_supported_versions` includes the engine's own
-    workflows. They are kept, because a worker needs them for each claim.
+    workflows, `unqueued_versions` are those of workflows without a queue. They are kept, because a
+    worker needs them for each claim.
     """
 
     def __init__(self, definitions: Iterable[Definition[Any, Any]] = ()) -> None:
         self._definitions: dict[str, dict[int, Definition[Any, Any]]] = {}
         self.queues: dict[str, Queue] = {}
         self.supported_versions: tuple[SupportedVersions, ...] = ()
-        self.all_supported_versions = _supported_by(_SYSTEM)
+        self.all_supported_versions = self.unqueued_versions = _supported_by(_SYSTEM)
         if not isinstance(definitions, Iterable):
             expected = "a list of functions decorated with @workflow"
             raise InvalidArgument("workflows", definitions, expected)
@@ -58,6 +59,10 @@ class Registry:
         versions[definition.version] = definition
         self.supported_versions = _supported_by(self._definitions)
         self.all_supported_versions = (*self.supported_versions, *_supported_by(_SYSTEM))
+        queued = {each.name for each in self.definitions if each.queue is not None}
+        self.unqueued_versions = tuple(
+            each for each in self.all_supported_versions if each.workflow not in queued
+        )
 
     def _add_queue(self, queue: Queue) -> None:
         if self.queues.setdefault(queue.name, queue) != queue:

@@ -236,7 +236,8 @@ class Runtime(Client):
         """
         if not check_flag(wait, "wait"):
             return await super().signal(run_id, event, payload, dedup_id=dedup_id)
-        [result] = await self._send([Signal(run_id, event, payload, dedup_id)])
+        signal = Signal(run_id, event, payload, dedup_id)
+        [result] = await self._send([signal], for_workers=False)
         if result.delivery is Delivery.UNKNOWN:
             return result
         if result.delivery is Delivery.OVER:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
+from perdure.durable.handoff import Slots
 from perdure.durable.permits import Permits
 from perdure.durable.session import Session
 from perdure.errors import StoreError
@@ -70,6 +71,15 @@ class Claims:
     def pause(self) -> float | None:
         """After how many seconds queues may have more runs, or `None` if they have none."""
         return None if self._rounds is None else self._rounds.pause
+
+    def slots(self, limit: int, paused_workflows: Collection[str]) -> Slots:
+        """Return free slots for runs that need no permits and are in no queue."""
+        versions: Sequence[SupportedVersions] = ()
+        if "" in self.names:
+            versions = self._runtime.registry.unqueued_versions
+        if paused_workflows:
+            versions = [each for each in versions if each.workflow not in paused_workflows]
+        return Slots(self._owner, self._runtime.lease_ttl, limit, versions)
 
     async def take(self, room: int, versions: Sequence[SupportedVersions]) -> list[Turn]:
         """Claim up to `room` runs."""

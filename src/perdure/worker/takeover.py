@@ -1,4 +1,8 @@
-"""Find the runs of processes on this machine that no longer exist."""
+"""Find the runs of processes on this machine that no longer exist.
+
+They would otherwise be claimed when their leases expire. A worker may have been started because of
+a crash, so it looks for them first.
+"""
 
 from collections.abc import AsyncGenerator, Collection
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Self
 
 from perdure.clock import Duration, parse_duration
+from perdure.durable.handoff import Slots
 from perdure.durable.owners import new_owner
 from perdure.durable.session import Session
 from perdure.durable.timers import wait_until_set
@@ -34,6 +35,7 @@ from perdure.validation import check_int
 from perdure.worker.claims import Claims
 from perdure.worker.context import WorkerContext
 from perdure.worker.counters import Counters
+from perdure.worker.handoffs import Handoffs
 from perdure.worker.pace import SECOND_LOOK, Pace
 from perdure.worker.runs import WorkerRuns
 from perdure.worker.takeover import left_behind
@@ -84,6 +86,7 @@ class Worker:
         self._owner = new_owner(runtime.random)
         self._claims = Claims(runtime, self._owner, queues)
         self._runs: WorkerRuns | None = None
+        self._handoffs: Handoffs | None = None
         self._paused_workflows: frozenset[str] = frozenset()
         self._heartbeat: Heartbeat | None = None
         if can_search(store := runtime.store):
@@ -91,7 +94,7 @@ class Worker:
         self._draining = self._until_idle = self._is_declared = False
         self._signals = 0
         self._hurry: asyncio.Event = asyncio.Event()
-        self._hungry = False
+        self._hungry = self._is_claiming = False
         self._wake: asyncio.Event = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
@@ -155,6 +158,8 @@ class Worker:
 
     def _stop(self) -> None:
         self._draining = True
+        if self._handoffs is not None:
+            self._handoffs.close()
         self._wake.set()
 
     def _signalled(self) -> None:
@@ -224,21 +229,26 @@ class Worker:
         await self._claims.return_idle()
 
     async def _claim_until_stopped(self, runs: WorkerRuns) -> None:
-        workers = runs.session.workers
-        workers.add(self._note_notification)
+        handoffs = self._handoffs = self._new_handoffs(runs)
+        runs.session.workers.add(handoffs)
         try:
             await self._take_over(runs)
             while not self._draining:
                 await self._claim_and_wait(runs)
         finally:
-            workers.discard(self._note_notification)
+            handoffs.close()
+            runs.session.workers.discard(handoffs)
 
     async def _claim_and_wait(self, runs: WorkerRuns) -> None:
         self._wake.clear()
         # Read before the claim: a run that ends in the meantime may have made another one due.
-        was_idle = not runs
-        room = self._concurrency - len(runs)
-        claimed = await self._claim_and_start(runs, room) if room else 0
+        room = self._free_slots
+        was_idle = room == self._concurrency
+        self._is_claiming = True
+        try:
+            claimed = await self._claim_and_start(runs, room) if room else 0
+        finally:
+            self._is_claiming = False
         if not room:
             await self._claims.return_idle()
         # A full batch means that there may be more due runs.
@@ -292,26 +302,40 @@ class Worker:
         has_all = bool(claimed) and not self._hungry and not self._draining
         return has_all and self._wake.is_set()
 
+    @property
+    def _free_slots(self) -> int:
+        """How many runs it could execute besides those that it executes or was promised."""
+        reserved = 0 if self._handoffs is None else self._handoffs.reserved
+        return self._concurrency - self.running - reserved
+
+    def _new_handoffs(self, runs: WorkerRuns) -> Handoffs:
+        return Handoffs(self._store, runs, self._unused_slots, self._note_notification, self._freed)
+
+    def _unused_slots(self) -> Slots:
+        # A claim may fill all free slots. While there may be more due runs, these come first.
+        is_full = self._is_claiming or self._hungry
+        count = 0 if is_full else self._free_slots
+        return self._claims.slots(count, self._paused_workflows)
+
+    def _freed(self) -> None:
+        if self._hungry:
+            self._wake.set()
+
     def _note_notification(self) -> None:
         # Even if another process claims the run first: more may follow.
         self._pace.note_work()
         self._wake.set()
 
     async def _take_over(self, runs: WorkerRuns) -> None:
-        """Continue the runs of processes on this machine that no longer exist.
-
-        They would otherwise be claimed when their leases expire. This worker may have been started
-        because of a crash, so it looks for them first.
-        """
+        """Continue the runs of processes on this machine that no longer exist."""
         names = {each.workflow for each in self._unpaused_versions}
         try:
             async with aclosing(left_behind(self._store, names)) as orphans:
                 async for run in orphans:
-                    if self.running >= self._concurrency:
+                    if self._free_slots < 1:
                         return
-                    if not self._claims.serves(run.queue):
-                        continue
-                    await self._take_over_run(runs, run)
+                    if self._claims.serves(run.queue):
+                        await self._take_over_run(runs, run)
         except StoreError as error:
             logger.warning("looking for runs of dead processes failed (%s)", error)
 

@@ -94,7 +94,7 @@ async def test_the_request_of_a_cancelled_caller_is_written_in_its_place() -> No
 async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None:
     """A batch that fails is written again one by one."""
     store = MemoryStore(max_value_size=400)
-    committer = Committer(store, store)
+    committer = Committer(store, store, store.send)
     grants = await asyncio.gather(
         *(committer.acquire(LeaseRequest(f"run{n}", "me", MINUTE, create=FIRST)) for n in range(3))
     )
@@ -116,7 +116,7 @@ async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None
 async def test_each_caller_gets_the_verdict_of_its_own_entry() -> None:
     """A stale epoch in a batch is fenced; the other entries are accepted."""
     store = MemoryStore()
-    committer = Committer(store, store)
+    committer = Committer(store, store, store.send)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
     assert isinstance(grant, Grant)
     epoch = grant.lease.epoch
@@ -134,7 +134,7 @@ async def test_a_write_whose_answer_was_lost_is_written_once(how: How) -> None:
     """It is sent again, and the store knows whether it had been written."""
     inner = MemoryStore()
     store = FaultyStore(inner, fail_at=1, how=how, verbs={"append"})
-    committer = Committer(store, inner)
+    committer = Committer(store, inner, inner.send)
     grant = await committer.acquire(LeaseRequest("run", "me", MINUTE, create=FIRST))
     assert isinstance(grant, Grant)
     for n, key in enumerate("ab", 1):

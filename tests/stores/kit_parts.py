@@ -5,6 +5,7 @@ import pytest
 from perdure.testing.conformance.base import BaseChecks
 from perdure.testing.conformance.batches import BatchesChecks
 from perdure.testing.conformance.declared import DeclaredChecks
+from perdure.testing.conformance.handoff import HandoffChecks
 from perdure.testing.conformance.lease import LeaseChecks
 from perdure.testing.conformance.maintenance import MaintenanceChecks
 from perdure.testing.conformance.model import ModelChecks
@@ -22,6 +23,7 @@ class ConnectionConformance(
     BaseChecks,
     BatchesChecks,
     PayloadChecks,
+    HandoffChecks,
     TransactionChecks,
     TransactionalEnqueueChecks,
     RaceChecks,

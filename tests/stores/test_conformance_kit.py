@@ -17,6 +17,7 @@ from perdure.testing.conformance import StoreConformance
 from perdure.testing.conformance.reference import StoreMachine
 from perdure.testing.faults import FaultyStore
 from tests.stores.mutants import MUTANTS, AppendsAgain, LosesFencing, Mutant, store_of
+from tests.stores.mutants_handing_off import HandsOffOwnedRuns, HandsOffWithoutMessages
 from tests.stores.mutants_owning import (
     ClaimsAnyWorkflow,
     GrantsWithOldStatus,
@@ -120,6 +121,8 @@ async def test_an_error_in_a_mutant_is_not_a_caught_bug(error: type[Exception]) 
         ClaimsFromAnyQueue,
         CountsBeforeDelivery,
         KeepsTheFirstHeader,
+        HandsOffOwnedRuns,
+        HandsOffWithoutMessages,
     ],
 )
 async def test_the_model_catches_bugs_without_the_other_checks(mutant: Mutant) -> None:

@@ -37,6 +37,7 @@ COLUMNS = {
         "schedule",
         "queues",
         "inbox",
+        "handoff",
         "transaction",
         "transactional_enqueue",
         "notify",

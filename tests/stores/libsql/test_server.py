@@ -16,7 +16,9 @@ from perdure.snapshot import Snapshot
 from perdure.store import (
     Entry,
     Grant,
+    Handoff,
     LeaseRequest,
+    NewMessage,
     NewRun,
     Query,
     Refusal,
@@ -25,6 +27,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores.libsql import LibsqlStore, Transaction, libsql
+from perdure.stores.sqlite import handoff as handoff_sql
 from perdure.stores.sqlite import search_statements as search_sql
 from perdure.stores.sqlite import statements as sql
 from perdure.stores.sqlite.schedule import DUE, DUE_RANGE, QUEUES
@@ -54,6 +57,20 @@ async def granted(store: LibsqlStore, *ids: str) -> list[Grant]:
     create = as_json(snapshot())
     requests = [LeaseRequest(id, "ana", HOUR, create=create) for id in ids or ("run",)]
     return [grant for grant in await store.acquire(requests) if isinstance(grant, Grant)]
+
+
+async def wait_for_go(store: LibsqlStore) -> None:
+    """Create a run that waits for the event "go"."""
+    rest = Rest("waiting", awaits=("go",))
+    await store.enqueue([NewRun("run", "flow", FIRST, version=1, rest=rest)])
+
+
+async def hand_off(store: LibsqlStore) -> Handoff:
+    """Send the event "go" to the run, and claim it."""
+    supports = [SupportedVersions("flow", 1, 1)]
+    return await store.send_and_claim(
+        [NewMessage("run", "go", b"1")], "ana", HOUR, 9, supports=supports
+    )
 
 
 def entry(grant: Grant, n: int = 1) -> Entry:
@@ -155,6 +172,9 @@ async def test_a_failed_migration_is_retried(sqld_url: str) -> None:
 STATEMENTS = {
     "load": (sql.LOAD, "", 0),
     "claim": (sql.CLAIM, "", 0),
+    "handoff": (handoff_sql.GRANT, "", 0),
+    "handoff, journals": (handoff_sql.NEW_JOURNALS, "", 0),
+    "handoff, inboxes": (handoff_sql.NEW_INBOXES, "", 0),
     "due": (DUE, DUE_RANGE, 3),
     "queues": (QUEUES, "", 0),
     "search by update": (search_sql.NEWEST_FIRST, search_sql.BY_UPDATE, 1),
@@ -416,6 +436,30 @@ async def test_a_claim_from_many_queues_takes_two_requests(sqld_url: str) -> Non
         )
         assert [grant.lease.id for grant in grants] == queues
         assert len(counting.requests) == 2
+
+
+async def test_a_message_and_its_run_are_one_request(sqld_url: str) -> None:
+    """The message, the lease and all that is read under it are one transaction."""
+    counting = Counting()
+    async with counting.client as client, opened(sqld_url, client=client) as store:
+        await wait_for_go(store)
+        counting.requests.clear()
+        [grant] = (await hand_off(store)).grants
+        assert [message.name for message in grant.inbox] == ["go"]
+        assert len(counting.requests) == 1
+
+
+async def test_a_run_whose_inbox_is_too_large_for_one_answer_is_leased(
+    store: LibsqlStore,
+) -> None:
+    """Its inbox is then read by itself, in pages; each message is sent once."""
+    await wait_for_go(store)
+    for _ in range(3):
+        await send_one(store, "run", "other", b'"%s"' % (b"x" * 4_000_000))
+    handoff = await hand_off(store)
+    assert handoff.receipts[0].unconsumed == 4
+    [grant] = handoff.grants
+    assert [message.name for message in grant.inbox] == ["other", "other", "other", "go"]
 
 
 async def test_a_run_whose_journal_is_too_large_for_one_answer_is_claimed(

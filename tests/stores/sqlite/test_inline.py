@@ -16,7 +16,9 @@ from perdure.snapshot import RunStatus
 from perdure.store import (
     Entry,
     Grant,
+    Handoff,
     LeaseRequest,
+    NewMessage,
     NewRun,
     Rest,
     SupportedVersions,
@@ -51,12 +53,19 @@ def rest(run: Run, status: RunStatus, *awaits: str) -> Entry:
     return Entry("run", run.epoch, 1, as_json(snapshot()), rest=Rest(status, None, awaits))
 
 
+async def hand_off(run: Run) -> Handoff:
+    """Send the event "go" to the run, and claim it."""
+    supports = [SupportedVersions("flow", 1, 1)]
+    message = NewMessage("run", "go", b"1")
+    return await run.store.send_and_claim([message], "me", MINUTE, 10, supports=supports)
+
+
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     async with sqlite(tmp_path / "runs.db", busy_timeout=5) as store:
         await store.load("run")  # creates the file
         [grant] = await store.acquire(
-            [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()))]
+            [LeaseRequest("run", "me", MINUTE, create=as_json(snapshot()), workflow="flow")]
         )
         assert isinstance(grant, Grant)
         yield Run(store, grant.lease.epoch)
@@ -149,6 +158,36 @@ async def test_a_message_and_a_claim_are_committed_inline(run: Run, attempts: li
     [grant] = await run.store.claim("me", MINUTE, 10)
     assert [message.name for message in grant.inbox] == ["go"]
     assert attempts == [True, True, True]
+
+
+async def test_a_message_and_its_run_are_one_commit(run: Run, attempts: list[bool]) -> None:
+    """The run is leased in the transaction of the message, with everything that its owner reads."""
+    await run.store.append([rest(run, "waiting", "go")])
+    trace: list[str] = []
+    connection = run.store._backend._database._inline._connection
+    assert connection is not None
+    connection.set_trace_callback(trace.append)
+    handoff = await hand_off(run)
+    connection.set_trace_callback(None)
+    assert [grant.inbox[0].name for grant in handoff.grants] == ["go"]
+    assert attempts == [True, True]
+    assert trace[0] == "BEGIN IMMEDIATE"
+    assert [one for one in trace if "COMMIT" in one] == trace[-1:]
+
+
+async def test_a_message_and_its_run_wait_for_a_lock_in_the_thread(
+    run: Run, attempts: list[bool], tmp_path: Path
+) -> None:
+    """The attempt on the event loop has written nothing, so the message is sent once."""
+    await run.store.append([rest(run, "waiting", "go")])
+    with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        asyncio.get_running_loop().call_later(0.2, other.execute, "COMMIT")
+        await asyncio.sleep(0)
+        handoff = await hand_off(run)
+    [grant] = handoff.grants
+    assert handoff.receipts[0].unconsumed == len(grant.inbox) == 1
+    assert attempts == [True, False]
 
 
 async def test_many_runs_are_claimed_by_the_thread(run: Run, attempts: list[bool]) -> None:

@@ -13,8 +13,10 @@ import pytest
 
 from perdure.store import NewMessage, Query, SupportedVersions
 from perdure.stores._backend import PruneRequest
+from perdure.stores._handoff import Claimant
 from perdure.stores._searching import MAX_EXAMINED
 from perdure.stores.sqlite.connection import drive, execute
+from perdure.stores.sqlite.handoff import HandoffVerbs
 from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.runs import Verb
 from perdure.stores.sqlite.schedule import ScheduleVerbs
@@ -26,16 +28,19 @@ FEW, MANY = 5_000, 50_000
 START, HOUR = 1_900_000_000, timedelta(hours=1)
 NOW = datetime.fromtimestamp(START, UTC)
 
-# Each workflow has all statuses, queues and versions. Half of the queued runs are due.
+# Each workflow has all statuses, queues and versions. Half of the queued runs are due;
+# all of them await a message.
 FILL = """
     WITH RECURSIVE number (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM number WHERE i + 1 < :count)
     INSERT INTO runs (
-        id, snapshot, updated_at, workflow, status, wake_at, epoch, queue, version, tags, created_at
+        id, snapshot, updated_at, workflow, status, awaits, wake_at, epoch, queue, version, tags,
+        created_at
     )
     SELECT printf('run %08d', i * 7919 % :count), printf('{"padding": "%0500d"}', i),
         strftime('%Y-%m-%dT%H:%M:%S.000000Z', :start - i, 'unixepoch'),
         printf('workflow %d', i % 10),
         CASE i / 10 % 4 WHEN 0 THEN 'completed' WHEN 1 THEN 'failed' ELSE 'queued' END,
+        CASE WHEN i / 10 % 4 > 1 THEN '["paid"]' END,
         CASE WHEN i / 10 % 4 > 1 THEN :start * 1000000 + (i - :count / 2) * 1000 END, i,
         CASE i / 40 % 2 WHEN 0 THEN '' ELSE printf('queue %d', i / 80 % 10) END,
         i / 7 % 3, CASE i / 3 % 5 WHEN 0 THEN printf('["kind=%d"]', i % 10) ELSE '[]' END,
@@ -130,6 +135,12 @@ def due(supports: Sequence[SupportedVersions] | None, *queues: str) -> Call:
     return lambda _, schedule: schedule.due(NOW, 20, supports, limits)
 
 
+def hand_off(limit: int) -> Call:
+    verbs = HandoffVerbs(Statements("runs"), "", lambda: START * 1_000_000)
+    messages = [NewMessage(f"run {number:08}", "paid", b"1") for number in range(100)]
+    return lambda *_: verbs.send_and_claim(messages, Claimant("ana", HOUR, limit, TEN))
+
+
 def prune(workflow: str | None, *tags: str) -> Call:
     request = PruneRequest(timedelta(0), ("completed", "failed"), workflow, tags, 20, True)
     return lambda searches, _: searches.prune(request)
@@ -178,6 +189,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     "due": (due(TEN, ""), DUE),
     "due in queues": (due(TEN, *ALL_QUEUES), DUE),
     "due of any workflow": (due(None, ""), DUE),
+    "handoff": (hand_off(20), ID),
     "queues": (lambda _, schedule: schedule.queues(NOW, 5, "\x01", None), DUE),
 }
 

@@ -1,6 +1,6 @@
 """Runs in libSQL: a local file, or a server over HTTP (sqld, Turso)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -8,7 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 from perdure.clock import Clock, Duration, SystemClock, check_clock, parse_duration
 from perdure.errors import InvalidArgument
-from perdure.store import MAX_VALUE_SIZE, Capabilities, SupportedVersions
+from perdure.store import MAX_VALUE_SIZE, Capabilities, NewMessage, Receipt, SupportedVersions
+from perdure.stores._handoff import Claimant, HandoffShell
 from perdure.stores._reading import Granted
 from perdure.stores._shell import TransactionShell
 from perdure.stores.libsql.hrana import StatementError
@@ -109,19 +110,31 @@ class ServerBackend(SqliteSchemaBackend):
         supports: Sequence[SupportedVersions] | None,
         queues: Mapping[str, int],
     ) -> Sequence[Granted]:
-        while True:
-            try:
-                return await super().claim(owner, ttl, limit, supports, queues)
-            except StatementError as error:
-                if not is_too_large(error):
-                    raise
-                if limit == 1:
-                    break
-            # The runs are too large for one response.
-            limit //= 2
+        def claim(most: int) -> Awaitable[Sequence[Granted]]:
+            return super(ServerBackend, self).claim(owner, ttl, most, supports, queues)
+
+        granted = await _with_limit(claim, limit)
+        if granted is not None:
+            return granted
         # A single snapshot always fits; its journal and inbox are then read in pages.
-        verb = partial(self._leases.claim, owner, ttl, limit, supports, queues, separately=True)
+        verb = partial(self._leases.claim, owner, ttl, 1, supports, queues, separately=True)
         return await self._claim(verb)
+
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        def send(most: int) -> Awaitable[tuple[Sequence[Receipt], Sequence[Granted]]]:
+            return super(ServerBackend, self).send_and_claim(
+                messages, claimant._replace(limit=most)
+            )
+
+        # The messages of a request whose response is too large are rolled back.
+        handoff = await _with_limit(send, min(claimant.limit, len(messages)))
+        if handoff is not None:
+            return handoff
+        claimant = claimant._replace(limit=1)
+        verb = partial(self._handoffs.send_and_claim, messages, claimant, separately=True)
+        return await self._hand_off(verb)
 
     async def _write(
         self,
@@ -142,7 +155,7 @@ class ServerBackend(SqliteSchemaBackend):
         return StreamSession(self._server)
 
 
-class LibsqlStore(TransactionShell[ServerBackend]):
+class LibsqlStore(HandoffShell[ServerBackend], TransactionShell[ServerBackend]):
     """Stores runs on a libSQL server; see `libsql`.
 
     The server answers before the data is on disk, so a power loss may lose the most recent writes.
@@ -159,6 +172,7 @@ class LibsqlStore(TransactionShell[ServerBackend]):
             queues=True,
             inbox=True,
             transaction=True,
+            handoff=True,
             maintenance=True,
             search=True,
             shared="network",
@@ -166,6 +180,21 @@ class LibsqlStore(TransactionShell[ServerBackend]):
             max_value_size=max_value_size,
         )
         super().__init__(ServerBackend(server, Statements(table), prefix), "libSQL", capabilities)
+
+
+async def _with_limit(call: Callable[[int], Awaitable[T]], limit: int) -> T | None:
+    """Return the result of a call with up to `limit` runs, or fewer if their response is too large.
+
+    Return `None` if the response is too large even for one.
+    """
+    while limit:
+        try:
+            return await call(limit)
+        except StatementError as error:
+            if not is_too_large(error):
+                raise
+        limit //= 2
+    return None
 
 
 def _path(url: str) -> str:

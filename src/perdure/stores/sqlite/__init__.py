@@ -65,6 +65,7 @@ def _capabilities(in_memory: bool, durability: Durability, max_value_size: int) 
         inbox=True,
         transaction=True,
         transactional_enqueue=not in_memory,
+        handoff=True,
         notify=not in_memory,
         maintenance=True,
         search=True,

@@ -27,9 +27,11 @@ from perdure.store import (
 )
 from perdure.stores._awaitly import as_snapshot
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._handoff import Claimant
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted, merge_journal, read_grant, reading
 from perdure.stores._searching import Position, SearchResult
+from perdure.stores.sqlite.handoff import HandoffVerbs, SentAndLeased
 from perdure.stores.sqlite.inbox import InboxVerbs
 from perdure.stores.sqlite.keyvalue import KeyValueTable
 from perdure.stores.sqlite.leases import LeasedRun
@@ -53,6 +55,7 @@ class SqliteSchemaBackend(ABC):
         self._runs = RunVerbs(statements, check_prefix(prefix), now)
         self._leases = ScheduleVerbs(statements, prefix, now)
         self._inboxes = InboxVerbs(statements, prefix, now)
+        self._handoffs = HandoffVerbs(statements, prefix, now)
         self._searches = SearchVerbs(statements, prefix, now)
         table = f"{statements.table}_documents"
         self.documents = KeyValueTable(self._read, self._write, table, now, scope_of(prefix))
@@ -136,8 +139,15 @@ class SqliteSchemaBackend(ABC):
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
         verb = partial(self._inboxes.send, messages)
-        inline = len(messages) == 1 and len(messages[0].payload) < _SMALL
-        return await self._write(verb, inline=inline)
+        return await self._write(verb, inline=_is_small(messages))
+
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        return await self._hand_off(
+            partial(self._handoffs.send_and_claim, messages, claimant),
+            inline=_is_small(messages),
+        )
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         return await self._read(partial(self._inboxes.inbox, id, after, limit))
@@ -175,6 +185,16 @@ class SqliteSchemaBackend(ABC):
 
     async def _claim(self, verb: Callable[..., Verb[Sequence[LeasedRun]]]) -> Sequence[Granted]:
         return [as_grant(one) for one in await self._write(verb)]
+
+    async def _hand_off(
+        self, verb: Callable[[], Verb[SentAndLeased]], *, inline: bool = False
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        receipts, runs = await self._write(verb, inline=inline)
+        return receipts, [as_grant(one) for one in runs]
+
+
+def _is_small(messages: Sequence[NewMessage]) -> bool:
+    return len(messages) == 1 and len(messages[0].payload) < _SMALL
 
 
 def read_run(id: str, parts: Sequence[bytes], updated_at: datetime) -> Snapshot:

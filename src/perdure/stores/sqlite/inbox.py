@@ -9,7 +9,7 @@ from perdure.store import Delivery, Message, NewMessage, Receipt
 from perdure.stores._checks import number_after
 from perdure.stores._timestamps import from_microseconds
 from perdure.stores.sqlite.runs import Verb, Verbs, decode_text
-from perdure.stores.sqlite.statements import Row
+from perdure.stores.sqlite.statements import Outcome, Row, Statement
 
 SEND = """
     INSERT INTO $inbox (run, name, payload, sent_at, dedup_id)
@@ -57,6 +57,17 @@ class Recipient(NamedTuple):
     duplicates: set[str]
 
 
+class Sending(NamedTuple):
+    """The statements that send messages, in the order in which they are run.
+
+    They read the recipients, insert the messages, and wake the unowned runs that await them.
+    """
+
+    recipients: Sequence[Statement]
+    inserts: Sequence[Statement]
+    wakes: Sequence[Statement]
+
+
 def read_message(seq: int, name: str, payload: bytes, sent_at: int) -> Message:
     """Return the message in a row of the inbox."""
     return Message(str(seq), name, payload, from_microseconds(sent_at))
@@ -66,22 +77,10 @@ class InboxVerbs(Verbs):
     """The operations that send and read messages."""
 
     def send(self, messages: Sequence[NewMessage]) -> Verb[Sequence[Receipt]]:
-        """Put messages in inboxes and wake the runs that wait for them.
-
-        The round is atomic, so the previous state of the recipients determines the outcome of each
-        message.
-        """
-        now, many = self._now(), self._statements.many
-        keys = [self._prefix + message.to for message in messages]
-        rows: list[Row] = [
-            (key, message.name, decode_text(message.payload), message.dedup_id, now)
-            for key, message in zip(keys, messages, strict=True)
-        ]
-        recipients = many(RECIPIENTS, [*dict.fromkeys((row[0], row[3]) for row in rows)])
-        wakes = many(WAKE_IF_MESSAGE, [*dict.fromkeys((*row[:2], now) for row in rows)])
-        outcomes = yield [*recipients, *many(SEND, rows), *wakes]
-        runs = chain.from_iterable(outcome.rows for outcome in outcomes[: len(recipients)])
-        return [*_receipts(keys, messages, _read_recipients(runs))]
+        """Put messages in inboxes and wake the runs that wait for them."""
+        recipients, inserts, wakes = self._sending(messages)
+        outcomes = yield [*recipients, *inserts, *wakes]
+        return self._read_receipts(messages, outcomes[: len(recipients)])
 
     def inbox(self, id: str, after: str | None, limit: int | None) -> Verb[Sequence[Message]]:
         """Return the run's unconsumed messages."""
@@ -94,6 +93,32 @@ class InboxVerbs(Verbs):
             )
         ]
         return [read_message(*row) for row in messages.rows]
+
+    def _sending(self, messages: Sequence[NewMessage]) -> Sending:
+        """Return the statements that send messages."""
+        now, many = self._now(), self._statements.many
+        keys = [self._prefix + message.to for message in messages]
+        rows: list[Row] = [
+            (key, message.name, decode_text(message.payload), message.dedup_id, now)
+            for key, message in zip(keys, messages, strict=True)
+        ]
+        return Sending(
+            many(RECIPIENTS, [*dict.fromkeys((row[0], row[3]) for row in rows)]),
+            many(SEND, rows),
+            many(WAKE_IF_MESSAGE, [*dict.fromkeys((*row[:2], now) for row in rows)]),
+        )
+
+    def _read_receipts(
+        self, messages: Sequence[NewMessage], outcomes: Sequence[Outcome]
+    ) -> Sequence[Receipt]:
+        """Return a receipt for each message.
+
+        The round is atomic, so the previous state of the recipients determines the outcome of each
+        message.
+        """
+        runs = chain.from_iterable(outcome.rows for outcome in outcomes)
+        keys = [self._prefix + message.to for message in messages]
+        return [*_receipts(keys, messages, _read_recipients(runs))]
 
 
 def _read_recipients(rows: Iterable[tuple[Any, ...]]) -> Mapping[str, Recipient]:

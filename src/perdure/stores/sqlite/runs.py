@@ -29,8 +29,8 @@ def micros_or_none(time: datetime | None) -> int | None:
     return None if time is None else to_microseconds(time)
 
 
-def json_text(values: Sequence[object] | None) -> str | None:
-    """Return a list as JSON for `json_each`, and `None` as `None`."""
+def json_text(values: Sequence[object] | Mapping[str, object] | None) -> str | None:
+    """Return a list or a dict as JSON for `json_each`, and `None` as `None`."""
     try:
         return None if values is None else msgspec.json.encode(values).decode()
     except UnicodeEncodeError as error:

@@ -188,15 +188,15 @@ LEASE_EXPIRIES = """
 
 JOURNALS = """
     SELECT run, CAST(data AS BLOB) FROM $journal
-    WHERE run IN (SELECT value FROM json_each(:ids))
+    WHERE run IN ($keys)
     ORDER BY run, epoch, n
 """
 
 INBOXES = """
     SELECT i.run, i.seq, i.name, CAST(i.payload AS BLOB), i.sent_at
-    FROM json_each(:ids) AS k CROSS JOIN $inbox AS i
+    FROM ($keys) AS k CROSS JOIN $inbox AS i
     WHERE i.seq IN (
-        SELECT seq FROM $inbox WHERE run = k.value AND taken = 0 ORDER BY seq LIMIT :page
+        SELECT seq FROM $inbox WHERE run = k.key AND taken = 0 ORDER BY seq LIMIT :page
     )
     ORDER BY i.seq
 """
@@ -233,6 +233,7 @@ _FRAGMENTS = {
         epoch = max(epoch + 1, w.now),
         wake_at = w.now + w.ttl
     """,
+    "keys": "SELECT value AS key FROM json_each(:ids)",
     "leased": """
         id, epoch, wake_at, takeovers, queue, version, CAST(snapshot AS BLOB), listed_at
     """,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from perdure.clock import Clock
 from perdure.snapshot import Snapshot
 from perdure.store import NewRun
+from perdure.stores._handoff import HandoffShell
 from perdure.stores._joining import JoiningShell
 from perdure.stores._reading import Granted
 from perdure.stores._shell import NotifyShell, TransactionShell
@@ -116,7 +117,7 @@ class FileBackend(SqliteSchemaBackend):
         return FileSession(self._database)
 
 
-class SqliteStore(TransactionShell[FileBackend]):
+class SqliteStore(HandoffShell[FileBackend], TransactionShell[FileBackend]):
     """Stores runs in SQLite; see `sqlite`."""
 
 

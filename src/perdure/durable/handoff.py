@@ -52,6 +52,13 @@ class LocalWorker(Protocol):
         ...
 
 
+class _Promise(NamedTuple):
+    """Reserved slots, and the worker that they belong to."""
+
+    worker: LocalWorker
+    slots: Slots
+
+
 class LocalSession(Protocol):
     """What a session tells about the runs and workers of this event loop."""
 
@@ -82,26 +89,23 @@ class Messages:
         """Send messages; workers continue the runs that they make due."""
         if self._handoffs is not None and (promise := self._reserve(len(messages))) is not None:
             # In a task of its own: if the caller is cancelled, no lease may be lost.
-            return await finish(detached(self._hand_off(self._handoffs, messages, *promise)))
+            return await finish(detached(self._hand_off(self._handoffs, messages, promise)))
         receipts = await require_inbox(self._store, "sending a message").send(messages)
         self._announce(messages, receipts)
         return receipts
 
-    def _reserve(self, limit: int) -> tuple[LocalWorker, Slots] | None:
+    def _reserve(self, limit: int) -> _Promise | None:
         for session in self._sessions():
             for worker in session.workers:
                 if (slots := worker.reserve(limit)) is not None:
-                    return worker, slots
+                    return _Promise(worker, slots)
         return None
 
     async def _hand_off(
-        self,
-        store: HandoffStore,
-        messages: Sequence[NewMessage],
-        worker: LocalWorker,
-        slots: Slots,
+        self, store: HandoffStore, messages: Sequence[NewMessage], promise: _Promise
     ) -> Sequence[Receipt]:
         grants: Sequence[Grant] = ()
+        worker, slots = promise
         owner, ttl, limit, supports = slots
         try:
             handoff = await store.send_and_claim(messages, owner, ttl, limit, supports=supports)

@@ -6,7 +6,7 @@ answered. If the wait ends in the meantime, its id is used up, because a run clo
 drops it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -198,18 +198,22 @@ async def _first_message(
     return None
 
 
-def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
-    """Raise the outcome that a run recorded for a wait that is over."""
+def _recorded_answers(event: str, snapshot: Snapshot) -> Iterator[Mapping[str, Any]]:
+    """Yield the answers to a wait in the record of the wait, the run's metadata, and its acts."""
     records: Iterable[Any] = snapshot["steps"].values()
     for record in records:
-        if record.get("event") == token.event and (answer := answer_in(record)) is not None:
-            _raise_answer(token, answer, _time(answer.get("at")))
-    metadata: Mapping[str, Any] = snapshot.get("metadata") or {}
-    if (answer := (metadata.get(ANSWERS) or {}).get(token.event)) is not None:
+        if record.get("event") == event and (answer := answer_in(record)) is not None:
+            yield answer
+    metadata: dict[str, Any] = {**(snapshot.get("metadata") or {})}
+    if (answer := (metadata.get(ANSWERS) or {}).get(event)) is not None:
+        yield answer
+    yield from (act for act in acts_of(metadata) if act.get("answers") == event)
+
+
+def _raise_outcome(token: Token, snapshot: Snapshot) -> NoReturn:
+    """Raise the outcome that a run recorded for a wait that is over."""
+    for answer in _recorded_answers(token.event, snapshot):
         _raise_answer(token, answer, _time(answer.get("at")))
-    for act in acts_of(snapshot.get("metadata")):
-        if act.get("answers") == token.event:
-            _raise_answer(token, act, _time(act.get("at")))
     status = rest_status(snapshot)
     if is_over(status):
         raise TooLate(token.run_id, f"the run is {status}")

@@ -39,13 +39,7 @@ class ExpectedLogs(logging.Filter):
 @contextmanager
 def without_expected_logs(crash: type[BaseException]) -> Generator[ExpectedLogs]:
     """Filter what perdure logs inside the block."""
-    log_filter = ExpectedLogs(crash)
-    # The filter of a logger does not see records of its child loggers.
-    loggers = [
-        logger
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _LOGGERS
-    ]
+    log_filter, loggers = ExpectedLogs(crash), _loggers()
     for logger in loggers:
         logger.addFilter(log_filter)
     try:
@@ -53,6 +47,15 @@ def without_expected_logs(crash: type[BaseException]) -> Generator[ExpectedLogs]
     finally:
         for logger in loggers:
             logger.removeFilter(log_filter)
+
+
+def _loggers() -> list[logging.Logger]:
+    # The filter of a logger does not see records of its child loggers.
+    return [
+        logger
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in _LOGGERS
+    ]
 
 
 def _errors_of(record: logging.LogRecord) -> Iterator[BaseException]:

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 _RUN = ("run",)
 _LEASE = ("run", "content", "lease")
+_MESSAGES = ("run", "messages")
 _WAKES = ("run", "merge", "wakes")
 _DESCRIBE = ("run", "describe")
 
@@ -61,7 +62,7 @@ RENEW = _script("renew", _RUN)
 REPLACE = _script("replace", ())
 SAVE = _script("save", _RUN)
 SEARCH = _script("search", (*_DESCRIBE, "merge"))
-SEND = _script("send", _RUN)
+SEND = _script("send", _MESSAGES)
 SUMMARIES = _script("summaries", _DESCRIBE)
 TALLY = _script("tally", _RUN)
 UPGRADE = _script("upgrade", _RUN)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -11,12 +11,23 @@ from redis.asyncio import RedisCluster as AsyncRedisCluster
 from redis.crc import key_slot
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Rest, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    LeaseRequest,
+    NewRun,
+    Rest,
+    SupportedVersions,
+    Verdict,
+)
 from perdure.stores.redis import RedisStore, redis
-from perdure.stores.redis.keys import SHARDS, Keys
+from perdure.stores.redis.keys import SHARDS, Keys, shard_of
+from perdure.testing.conformance.handoff import ORDERS, hand_off, ids_of, paid, wait_for_paid
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.hostile import NAMES
 from perdure.testing.conformance.samples import as_json, snapshot
+from perdure.testing.conformance.schedule import claimed_ids
 from tests.servers.redis import SLOTS, RedisCluster
 from tests.stores.redis.kit import HOUR, RedisConformance, execute, leased, step, steps
 
@@ -191,6 +202,50 @@ async def contents(cluster: RedisCluster, namespace: str) -> dict[str, bytes]:
             for key in client.keys(f"{namespace}*"):
                 found[f"{node.url} {key!r}"] = client.dump(key) or b""
     return found
+
+
+@pytest.mark.parametrize(
+    ("missing", "supported"), [("list of running runs", ORDERS), ("inbox", ORDERS), ("inbox", ())]
+)
+async def test_no_message_is_sent_without_its_run_while_a_slot_moves(
+    store: RedisStore,
+    redis_cluster: RedisCluster,
+    redis_cluster_prefix: str,
+    missing: str,
+    supported: Sequence[SupportedVersions],
+) -> None:
+    """A run that awaits a message of a refused call was neither sent it nor leased."""
+    first, second, due = ids_of_one_shard(3)
+    await store.enqueue([NewRun(due, "order", as_json(snapshot()), version=1)])
+    await wait_for_paid(store, first, second)
+    for id in (first, second)[: 1 if missing == "inbox" else 2]:
+        await hand_off(store, paid(id, "old", name="other name"))
+    before = await contents(redis_cluster, redis_cluster_prefix)
+    messages = (paid(first), paid(second))
+    with moving(redis_cluster, key_slot(Keys(redis_cluster_prefix).run(first))):
+        with pytest.raises(StoreUnavailable):
+            await hand_off(store, *messages, supported=supported)
+        assert await contents(redis_cluster, redis_cluster_prefix) == before
+    handoff = await hand_off(store, *messages, supported=supported)
+    assert ids_of(handoff.grants) == (sorted([first, second]) if supported else [])
+
+
+def ids_of_one_shard(count: int) -> list[str]:
+    """Return ids of runs that are in one shard."""
+    ids = (f"{number}" for number in range(1_000))
+    return [id for id in ids if shard_of(id.encode()) == 0][:count]
+
+
+async def test_the_limit_of_a_handoff_holds_for_all_shards(store: RedisStore) -> None:
+    """Messages for several shards are only sent; those for one are granted up to the limit."""
+    many, some = [f"run {n}" for n in range(MANY)], ids_of_one_shard(5)
+    await wait_for_paid(store, *many, *some)
+    spread = await hand_off(store, *map(paid, many), limit=3)
+    assert Counter(receipt.delivery for receipt in spread.receipts) == {Delivery.DELIVERED: MANY}
+    assert not spread.grants
+    together = await hand_off(store, *map(paid, some), limit=3)
+    assert ids_of(together.grants) == sorted(some[:3])
+    assert set(await claimed_ids(store, limit=2 * MANY)) == {*many, *some[3:]}
 
 
 async def test_other_runs_are_claimed_while_a_slot_moves(

@@ -17,6 +17,7 @@ from redis.asyncio import Redis as AsyncRedis
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
 from perdure.store import NewRun, Verdict
 from perdure.stores.redis import RedisStore, redis
+from perdure.testing.conformance.handoff import hand_off, paid, wait_for_paid
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import free_port
@@ -189,6 +190,8 @@ async def test_the_named_permissions_are_sufficient(
         await anext(notifications)
         (grant,) = await store.claim("ana", HOUR, 1)
         assert await store.append([step(grant, 1)]) == [Verdict.ACCEPTED]
+        await wait_for_paid(store, "waiting")
+        assert len((await hand_off(store, paid("waiting"))).grants) == 1
         await notifications.aclose()  # type: ignore[attr-defined]  # an async generator has it
 
 

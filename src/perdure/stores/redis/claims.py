@@ -17,8 +17,8 @@ from perdure.stores.redis.replies import (
     read_claimed_runs,
     read_due_runs,
     to_json,
+    version_ranges,
     without_none,
-    workflow_argument,
 )
 from perdure.stores.redis.runs import Runs
 from perdure.stores.redis.scripts import Script
@@ -64,7 +64,7 @@ class Claims:
         queues: Mapping[str, int],
     ) -> Sequence[DueRun]:
         """Return due runs, earliest first."""
-        parts = self._due(_RunFilter((), limit, queues, _ranges(supports)), now)
+        parts = self._due(_RunFilter((), limit, queues, version_ranges(supports)), now)
         return _earliest(await _concatenate(parts), limit, queues)
 
     async def claim(
@@ -76,13 +76,9 @@ class Claims:
         queues: Mapping[str, int],
     ) -> Sequence[ClaimedRun]:
         """Return the replies with the grants of due runs, earliest first."""
-        run_filter = _RunFilter(self._runs.groups[0], limit, queues, _ranges(supports))
+        run_filter = _RunFilter(self._runs.groups[0], limit, queues, version_ranges(supports))
         shares = await self._shares(run_filter) if self._runs.is_sharded else [run_filter]
-        claims = [
-            self._collect(scripts.CLAIM, share, read_claimed_runs, owner, ttl, repeatable=False)
-            for share in shares
-        ]
-        return sorted(await _available(claims))
+        return sorted(await _available([self._claim(share, owner, ttl) for share in shares]))
 
     async def queues(self, now: int, limit: int, low: str, high: str | None) -> Sequence[str]:
         """Return queues with due runs, by name."""
@@ -148,6 +144,10 @@ class Claims:
             for shards in self._runs.groups
         ]
 
+    def _claim(self, share: _RunFilter, owner: str, ttl: int) -> Awaitable[Sequence[ClaimedRun]]:
+        """Return the replies with the grants of due runs."""
+        return self._collect(scripts.CLAIM, share, read_claimed_runs, owner, ttl, repeatable=False)
+
     async def _collect(
         self,
         script: Script,
@@ -173,19 +173,6 @@ class Claims:
             # Counter subtraction drops the queues whose limits are used up.
             quotas = Counter(run_filter.queues) - Counter(run.queue for run in runs)
         return runs
-
-
-def _ranges(
-    supports: Sequence[SupportedVersions] | None,
-) -> Mapping[str, Sequence[tuple[int, int]]] | None:
-    """Return ranges of versions by workflow."""
-    if supports is None:
-        return None
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for supported in supports:
-        workflow = workflow_argument(supported.workflow)
-        ranges.setdefault(workflow, []).append((supported.first, supported.last))
-    return ranges
 
 
 def _request(

@@ -21,6 +21,7 @@ from perdure.store import (
     Receipt,
     Rest,
     RunSummary,
+    SupportedVersions,
 )
 from perdure.stores._backend import Ownership
 from perdure.stores._reading import Granted, merge_journal, read_grant, reading
@@ -43,6 +44,19 @@ _read_texts = msgspec.json.Decoder(tuple[str, ...]).decode
 def workflow_argument(workflow: str | None) -> str:
     """Return a workflow's name in a form that distinguishes none from ""."""
     return "" if workflow is None else "=" + workflow
+
+
+def version_ranges(
+    supports: Sequence[SupportedVersions] | None,
+) -> Mapping[str, Sequence[tuple[int, int]]] | None:
+    """Return ranges of versions by workflow."""
+    if supports is None:
+        return None
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for supported in supports:
+        workflow = workflow_argument(supported.workflow)
+        ranges.setdefault(workflow, []).append((supported.first, supported.last))
+    return ranges
 
 
 def time_argument(time: datetime | None) -> Value:
@@ -176,6 +190,20 @@ def created_grant(run: CreatedRun, request: LeaseRequest) -> Grant:
     lease = Lease(request.id, request.owner, run.epoch, run.now + request.ttl)
     snapshot = codec.loads(request.create)
     return Grant(lease, snapshot, run.now, created=True, version=request.version)
+
+
+class HandoffReply(NamedTuple):
+    """The receipts of messages, the grants of runs that await them, and whether others are due."""
+
+    receipts: Sequence[Receipt]
+    grants: Sequence[GrantReply]
+    made_due: bool
+
+
+def read_handoff(reply: bytes) -> HandoffReply:
+    """Return the receipts and the grants of a reply."""
+    words, made_due, grants = reply.split(b"\0", 2)
+    return HandoffReply(read_receipts(words), [*_read_grants(grants)], bool(made_due))
 
 
 class ClaimedRun(NamedTuple):

@@ -54,6 +54,17 @@ class Runs:
         messages: Sequence[bytes] = reply
         return messages
 
+    async def together(self, script: Script, items: Sequence[Item], *head: Value) -> Any:
+        """Return the reply of one script for all runs; `None` if that would take several scripts.
+
+        `head` are its first arguments. The script is not repeated after a lost reply.
+        """
+        batches = make_batches(items, self.keys, self.prefix, is_sharded=self.is_sharded, head=head)
+        if len(batches) > 1:
+            return None
+        [reply] = await self.server.run(script, [batches[0].call], repeatable=False)
+        return reply
+
     async def each(
         self,
         script: Script,

@@ -7,7 +7,8 @@ from importlib.resources import files
 
 _RUN = ("run",)
 _LEASE = ("run", "content", "lease")
-_WAKES = ("run", "merge", "wakes")
+_MESSAGES = ("run", "messages")
+_WAKES = ("run", "supports", "merge", "wakes")
 _DESCRIBE = ("run", "describe")
 
 
@@ -41,7 +42,7 @@ def _script(name: str, parts: tuple[str, ...]) -> Script:
 ACQUIRE = _script("acquire", _LEASE)
 APPEND = _script("append", ("steps", *_RUN))
 BACKLOG = _script("backlog", _RUN)
-CLAIM = _script("claim", (*_LEASE, "merge", "wakes"))
+CLAIM = _script("claim", (*_LEASE, "supports", "merge", "wakes"))
 COUNTS = _script("counts", ())
 DELETE = _script("delete", _RUN)
 DOCUMENT = _script("document", ())
@@ -61,7 +62,8 @@ RENEW = _script("renew", _RUN)
 REPLACE = _script("replace", ())
 SAVE = _script("save", _RUN)
 SEARCH = _script("search", (*_DESCRIBE, "merge"))
-SEND = _script("send", _RUN)
+SEND = _script("send", _MESSAGES)
+SEND_AND_CLAIM = _script("send_and_claim", (*_LEASE, "messages", "supports"))
 SUMMARIES = _script("summaries", _DESCRIBE)
 TALLY = _script("tally", _RUN)
 UPGRADE = _script("upgrade", _RUN)

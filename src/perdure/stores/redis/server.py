@@ -106,20 +106,30 @@ class Server:
 
     @contextmanager
     def announcing(self) -> Generator[None]:
-        """Wake the listeners of this store after a call that may make a run due.
+        """Wake the listeners of this store after a call that may make a run due."""
+        with self.announcing_failure():
+            yield
+        self.announce()
 
-        They ignore the server's own notification, which would make a worker look twice.
-        """
+    @contextmanager
+    def announcing_failure(self) -> Generator[None]:
+        """Wake the listeners of this store if a call fails that may make a run due."""
         try:
             yield
         except BaseException:
             # The call may still be executed, after the listeners have looked for due runs.
             for listener in self._listeners:
                 listener.ignored = None
+            self.announce()
             raise
-        finally:
-            for listener in self._listeners:
-                listener.wake()
+
+    def announce(self) -> None:
+        """Wake the listeners of this store.
+
+        They ignore the server's own notification, which would make a worker look twice.
+        """
+        for listener in self._listeners:
+            listener.wake()
 
     def forget_loop(self) -> None:
         """Drop the connections of an event loop that has ended."""

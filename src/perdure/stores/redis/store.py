@@ -29,6 +29,7 @@ from perdure.store import (
 from perdure.stores._backend import Ownership, PruneRequest
 from perdure.stores._checks import number_after
 from perdure.stores._durability import Durability, check_durability, survives
+from perdure.stores._handoff import Claimant, HandoffShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Position, SearchResult
@@ -41,6 +42,7 @@ from perdure.stores.redis.documents import RedisDocuments
 from perdure.stores.redis.durability import DurabilityReport, durability_report, require_durability
 from perdure.stores.redis.keys import Keys
 from perdure.stores.redis.layout import ensure_layout
+from perdure.stores.redis.node import Value
 from perdure.stores.redis.replies import (
     CreatedRun,
     as_due,
@@ -49,6 +51,7 @@ from perdure.stores.redis.replies import (
     existing_grant,
     header_arguments,
     read_acquired,
+    read_handoff,
     read_messages,
     read_ownership,
     read_receipts,
@@ -56,6 +59,8 @@ from perdure.stores.redis.replies import (
     renewed_lease,
     rest_argument,
     time_argument,
+    to_json,
+    version_ranges,
     workflow_argument,
 )
 from perdure.stores.redis.runs import Runs
@@ -178,6 +183,22 @@ class _Backend:
                 scripts.SEND, items, self.server.name, repeatable=False, read=read_receipts
             )
 
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        items = [_message_item(message) for message in messages]
+        head = (self.server.name, *_claimant_arguments(claimant))
+        with self.server.announcing_failure():
+            reply = await self._runs.together(scripts.SEND_AND_CLAIM, items, *head)
+        if reply is None:
+            # If one of several scripts failed, the call would fail, and the runs that another one
+            # had leased would not be executed until their leases expire.
+            return await self.send(messages), ()
+        receipts, grants, made_due = read_handoff(reply)
+        if made_due:
+            self.server.announce()
+        return receipts, [existing_grant(each, self._prefix, claimant.owner) for each in grants]
+
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         number_after(after)
         return read_messages(await self._runs.inbox(id, after, limit))
@@ -215,12 +236,12 @@ class _Backend:
         return existing_grant(answer, self._prefix, request.owner)
 
 
-class RedisStore(NotifyShell[_Backend]):
+class RedisStore(NotifyShell[_Backend], HandoffShell[_Backend]):
     """Keeps runs in Redis; see `redis`.
 
     Up to a thousand entries, requests, messages or new runs, 8 MiB in total, are one script; on a
-    cluster, one per shard. Notifications use a separate connection, which is reopened if it is
-    lost.
+    cluster, one per shard. Messages that need several scripts are sent without leasing their runs.
+    Notifications use a separate connection, which is reopened if it is lost.
     """
 
     def __init__(
@@ -240,6 +261,7 @@ class RedisStore(NotifyShell[_Backend]):
             schedule=True,
             queues=True,
             inbox=True,
+            handoff=True,
             notify=True,
             maintenance=True,
             search=True,
@@ -290,3 +312,8 @@ def _new_run_item(run: NewRun) -> Item:
 def _message_item(message: NewMessage) -> Item:
     dedup = "" if message.dedup_id is None else "=" + message.dedup_id
     return Item(message.to, (message.name, message.payload, dedup), len(message.payload))
+
+
+def _claimant_arguments(claimant: Claimant) -> Sequence[Value]:
+    owner, ttl, limit, supports = claimant
+    return owner, ttl // _MICROSECOND, limit, to_json(version_ranges(supports))

@@ -15,20 +15,29 @@ local function add_to_grants(text)
     grants[#grants + 1] = text
 end
 
+-- Returns the header that determines the list of a run which has been leased.
+local function running(header)
+    return {status = 'running', workflow = header.workflow, updated = header.updated}
+end
+
+-- Returns the keys that `grant` uses, besides the indexes of the shard.
+local function keys_of_grant(shard, id, header)
+    return {
+        shard .. 'run:' .. id,
+        shard .. 'inbox:' .. id,
+        shard .. 'list:' .. list_of(id, header),
+        shard .. 'list:' .. list_of(id, running(header)),
+        shard .. 'wake:' .. wake_set_of(id, header),
+    }
+end
+
 -- Leases a run to an owner, with a new epoch that fences out the previous owner. `is_abandoned` is
 -- whether the previous owner, if there is one, has lost the run. Adds the facts, the content and the
 -- messages of the run to `grants`. The facts are one string: epoch, current time, end of the lease,
 -- takeovers, version, number of messages, wake time as passed in, queue and id.
 local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     local run = shard .. 'run:' .. id
-    local running = {status = 'running', workflow = header.workflow, updated = header.updated}
-    require_keys(shard, {
-        run,
-        shard .. 'inbox:' .. id,
-        shard .. 'list:' .. list_of(id, header),
-        shard .. 'list:' .. list_of(id, running),
-        shard .. 'wake:' .. wake_set_of(id, header),
-    })
+    require_keys(shard, keys_of_grant(shard, id, header))
     local data, last = content(run)
     local takeovers = header.takeovers
     -- A place in the journal starts with its epoch, so this is whether the last owner wrote an entry.
@@ -45,7 +54,7 @@ local function grant(shard, id, header, owner, ttl, is_abandoned, wake_time)
     redis.call('HDEL', run, 'awaits', 'settled')
     if header.status ~= 'running' then
         remove_from_list(shard, id, header)
-        add_to_list(shard, id, running)
+        add_to_list(shard, id, running(header))
     end
     schedule(shard, id, header, ends)
     local inbox = redis.call('ZRANGE', shard .. 'inbox:' .. id, 0, INBOX_PAGE - 1)

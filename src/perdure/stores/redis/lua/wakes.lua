@@ -39,13 +39,7 @@ local function is_supported(set, supports)
         return true
     end
     local workflow, version = string.match(set, '^%Z*%z(%Z*)%z(%d+)')
-    version = tonumber(version)
-    for _, range in ipairs(supports[workflow] or {}) do
-        if version == 0 or (range[1] <= version and version <= range[2]) then
-            return true
-        end
-    end
-    return false
+    return includes(supports, workflow, version)
 end
 
 local function add_sources(sources, shard, sets, supports, quota)

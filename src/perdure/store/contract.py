@@ -262,9 +262,9 @@ class HandoffStore(ScheduleStore, InboxStore, Protocol):
 
         Up to `limit` runs that await a message of this call are granted to `owner`, as `claim`
         grants them: only runs in no queue, whose workflow and version `supports` includes. A grant
-        contains the messages of the call. The store may leave runs due instead of granting them,
-        except the run of a single small message without a `dedup_id`. A run that cannot be read is
-        not granted, and treated as by `claim`; its messages are sent.
+        contains the messages of the call, if they are in its first page. The store may leave runs
+        due instead of granting them, except the run of a single small message without a `dedup_id`.
+        A run that cannot be read is not granted, and treated as by `claim`; its messages are sent.
         """
         ...
 

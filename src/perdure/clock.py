@@ -162,6 +162,14 @@ def add_duration(time: datetime, value: Duration, parameter: str = "duration") -
         raise InvalidDuration(parameter, value, expected) from None
 
 
+def from_milliseconds(number: float) -> timedelta:
+    """Return a recorded duration, at most `timedelta.max`."""
+    try:
+        return timedelta(milliseconds=number)
+    except OverflowError:
+        return timedelta.max
+
+
 def _read_duration(value: object) -> timedelta | None:
     match value:
         case timedelta():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Err, Runtime, Step, Workflow, durable, workflow
+from perdure import Err, Ok, Runtime, Step, Workflow, durable, workflow
 from perdure.errors import CodecError, InvalidArgument, NotAwaited
 from perdure.runtime.run import Run
 from perdure.stores import MemoryStore
@@ -320,6 +320,77 @@ async def test_a_call_of_a_branch_that_was_cancelled_was_not_forgotten() -> None
 
     run = await run_of(order)
     assert run.output == "receipt for 0"
+
+
+@NEVER_AWAITED
+@pytest.mark.parametrize("kind", ["step", "step.sleep", "step.all", "step.call"])
+async def test_a_call_that_another_run_discards_stops_its_own_run(kind: str) -> None:
+    """The code of one run frees what another one has called without `await`."""
+    calls: list[Any] = []
+    called, discarded = asyncio.Event(), asyncio.Event()
+
+    async def first(step: Any) -> Any:
+        match kind:
+            case "step":
+                calls.append(step("charge", charge, 4200))
+            case "step.sleep":
+                calls.append(step.sleep("charge", "7d"))
+            case "step.all":
+                calls.append(step.all())
+            case _:
+                calls.append(step.call("charge", workflow("second")(second)))
+        called.set()
+        await discarded.wait()
+        return await step("ship", ship, "no receipt")
+
+    async def second(step: Any) -> Any:
+        await called.wait()
+        calls.pop()
+        discarded.set()
+        return await step("settle", charge, 3)
+
+    runtime = Runtime(MemoryStore())
+    definitions = (workflow("first")(first), workflow("second")(second))
+    one, two = await asyncio.gather(*map(runtime.trigger, definitions))
+    assert two.output == "receipt for 3"
+    assert (one.status, shipped) == ("failed", [])
+    assert isinstance(one.error, NotAwaited)
+    assert one.error.step == ("step.all" if kind == "step.all" else "charge")
+    assert __file__ in one.error.place
+
+
+@NEVER_AWAITED
+async def test_a_call_that_is_discarded_after_its_run_stops_no_other_run() -> None:
+    calls: list[Any] = []
+
+    async def first(step: Any) -> str:
+        calls.append(step("charge", charge, 4200))
+        return "done"
+
+    async def second(step: Any) -> Any:
+        calls.pop()
+        return await step("settle", charge, 3)
+
+    assert (await run_of(first)).output == "done"
+    assert (await run_of(second)).output == "receipt for 3"
+
+
+@NEVER_AWAITED
+async def test_a_call_that_another_thread_discards_stops_no_run() -> None:
+    """A run may only be stopped in its own event loop."""
+    calls: list[Any] = []
+
+    async def first(step: Any) -> Any:
+        calls.append(step("charge", charge, 4200))
+        other = Workflow("second").run(second)
+        assert await asyncio.to_thread(asyncio.run, other) == Ok("receipt for 3")
+        return await step("ship", ship, "receipt")
+
+    async def second(step: Any) -> Any:
+        calls.pop()
+        return await step("settle", charge, 3)
+
+    assert (await run_of(first)).output == "parcel 7"
 
 
 async def test_a_task_that_is_not_awaited_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -313,6 +313,44 @@ class CountsBeforeDelivery(MemoryBackend):
         return Receipt(receipt.delivery)
 
 
+class CountsConsumedIds(MemoryBackend):
+    """Takes the messages that were sent minus the ids in entries for the unconsumed ones."""
+
+    def __init__(self, runs: Runs, prefix: str, clock: Clock) -> None:
+        super().__init__(runs, prefix, clock)
+        self.sent = 0
+        self.consumed: list[str] = []
+
+    def _append(self, entry: Entry) -> Verdict:
+        self.consumed += entry.consumes
+        return super()._append(entry)
+
+    def count(self) -> int:
+        raise NotImplementedError
+
+    def _send(self, message: NewMessage) -> Receipt:
+        self.sent += 1
+        return replace(super()._send(message), unconsumed=self.sent - self.count())
+
+
+@caught_by(
+    "test_a_receipt_counts_a_message_as_consumed_only_once",
+    "test_a_receipt_does_not_count_what_was_consumed_before",
+)
+class CountsUnknownIds(CountsConsumedIds):
+    def count(self) -> int:
+        return len({*self.consumed})
+
+
+@caught_by(
+    "test_a_receipt_counts_a_message_as_consumed_only_once",
+    "test_a_receipt_does_not_count_what_was_consumed_before",
+)
+class CountsAMessageTwice(CountsConsumedIds):
+    def count(self) -> int:
+        return sum(each.isdecimal() and int(each) <= self.sent for each in self.consumed)
+
+
 @caught_by("test_pages_neither_skip_nor_repeat_a_message")
 class RepeatsTheLastMessage(MemoryBackend):
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:

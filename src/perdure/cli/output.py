@@ -15,7 +15,7 @@ from perdure.cli.formatting import printable, printable_json
 from perdure.clock import SystemClock
 from perdure.insights import to_json
 from perdure.insights.model import Finding
-from perdure.insights.words import duration_words
+from perdure.insights.words import duration_words, in_zone
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Output:
         if style == "iso":
             return f"{at:%Y-%m-%dT%H:%M:%S}Z"
         if style == "local":
-            return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
+            return f"{in_zone(at, None):%Y-%m-%d %H:%M:%S}"
         distance = duration_words(timedelta(seconds=round(abs(at - self.now).total_seconds())))
         return f"in {distance}" if at > self.now else f"{distance} ago"
 
@@ -69,7 +69,7 @@ class Output:
     def clock(at: datetime | None = None) -> str:
         """Return a time, by default now, on this machine; with the date unless it is today."""
         now = SystemClock().now().astimezone()
-        local = now if at is None else at.astimezone()
+        local = now if at is None else in_zone(at, None)
         return f"{local:%H:%M:%S}" if local.date() == now.date() else f"{local:%Y-%m-%d %H:%M:%S}"
 
     def mark(self, status: str) -> str:

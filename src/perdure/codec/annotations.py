@@ -34,18 +34,28 @@ def union_members(annotation: Any) -> tuple[Any, ...]:
 
 def strip_annotation(annotation: Any) -> Any:
     """Return an annotation without the wrappers, new types and aliases around it."""
+    return unwrap(annotation)[0]
+
+
+def unwrap(annotation: Any) -> tuple[Any, list[Any]]:
+    """Return an annotation without what is around it, and the metadata of each `Annotated`."""
+    metadata: list[Any] = []
     while True:
         if get_origin(annotation) in _WRAPPERS:
+            metadata += getattr(annotation, "__metadata__", ())
             annotation = get_args(annotation)[0]
         elif isinstance(annotation, NewType):
             annotation = annotation.__supertype__
         elif type(annotation).__name__ == "TypeAliasType":
             annotation = annotation.__value__
         elif type(get_origin(annotation)).__name__ == "TypeAliasType":
-            alias = get_origin(annotation)
-            annotation = substitute(alias.__value__, _match_variables(alias, get_args(annotation)))
+            annotation = _alias_value(get_origin(annotation), get_args(annotation))
         else:
-            return annotation
+            return annotation, metadata
+
+
+def _alias_value(alias: Any, arguments: tuple[Any, ...]) -> Any:
+    return substitute(alias.__value__, _match_variables(alias, arguments))
 
 
 def substitute(annotation: Any, variables: Mapping[Any, Any]) -> Any:

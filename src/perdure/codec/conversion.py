@@ -1,6 +1,7 @@
 """Convert untagged JSON from another source to a type, using msgspec and pydantic."""
 
 import collections.abc
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, get_args, get_origin
 
@@ -14,6 +15,8 @@ _AT = " - at `$"
 
 # Nested unions multiply the alternatives: without a limit, hostile data could take forever.
 _MAX_GUESSES = 1000
+
+_JSON_NAMES = {dict: "object", list: "array", type(None): "null"}
 
 
 def convert_foreign(data: Any, annotation: Any, path: str) -> Any:
@@ -38,7 +41,7 @@ class _Conversion:
             if not place and isinstance(meaning, type) and class_info(meaning):
                 # "object" is the name of JSON's type.
                 named = f"an object with the fields of {meaning.__name__}"
-                message = message.replace("`object`", named)
+                message = message.replace("Expected `object`", f"Expected {named}")
             raise CodecError(message, path + place.rstrip("`")) from error
         except TypeError as error:
             type_error = error
@@ -80,13 +83,15 @@ class _Conversion:
 
     def _fields(self, data: Any, meaning: Any, info: ClassInfo, path: str) -> Any:
         cls, variables = get_origin(meaning) or meaning, variables_of(meaning)
-        items = _of(dict, data, path)
+        is_array = issubclass(cls, tuple)
+        items = _fields_of_array(data, info, path) if is_array else _of(dict, data, path)
         if missing := info.required - set(items):
             raise CodecError(f"Object missing required field `{min(missing)}`", path)
         values: dict[str, Any] = {}
-        for name in (name for name in info.names if name in items):
+        for n, name in enumerate(name for name in info.names if name in items):
             annotation = substitute(info.types.get(name, Any), variables)
-            values[name] = self.convert(items[name], annotation, f"{path}.{name}")
+            place = f"[{n}]" if is_array else f".{name}"
+            values[name] = self.convert(items[name], annotation, path + place)
         try:
             return cls(**values)
         except Exception as error:
@@ -99,9 +104,27 @@ def _is_subclass(cls: Any, base: type) -> bool:
 
 def _of(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, kind):
-        expected = "object" if kind is dict else "array"
-        raise CodecError(f"Expected `{expected}`, got `{type(data).__name__}`", path)
+        expected, name = _JSON_NAMES[kind], type(data).__name__
+        actual = _JSON_NAMES.get(type(data), name)
+        raise CodecError(f"Expected `{expected}`, got `{actual}`", path)
     return data
+
+
+def _fields_of_array(data: Any, info: ClassInfo, path: str) -> dict[str, Any]:
+    """Return the fields of a NamedTuple, which is an array in JSON."""
+    items = _of(list, data, path)
+    if problem := length_problem(items, info):
+        raise CodecError(problem, path)
+    return dict(zip(info.names, items, strict=False))
+
+
+def length_problem(items: Sequence[object], info: ClassInfo) -> str:
+    """Return why a NamedTuple cannot have these items, in msgspec's words, or an empty string."""
+    least, most = len(info.required), len(info.names)
+    if least <= len(items) <= most:
+        return ""
+    expected = f"{most}" if least == most else f"{least} to {most}"
+    return f"Expected `array` of length {expected}, got {len(items)}"
 
 
 def is_model(meaning: Any) -> bool:

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import NoneType
 from typing import (
+    Annotated,
     Any,
     Literal,
     NamedTuple,
@@ -18,9 +19,9 @@ from typing import (
 
 import msgspec
 
-from perdure.codec.annotations import strip_annotation, substitute, union_members, variables_of
+from perdure.codec.annotations import substitute, union_members, unwrap, variables_of
 from perdure.codec.classes import class_info, hints_of
-from perdure.codec.conversion import is_model, model_problems
+from perdure.codec.conversion import is_model, length_problem, model_problems
 from perdure.codec.values import TOO_DEEP, convert
 from perdure.errors import CodecError
 
@@ -77,19 +78,22 @@ def _problems(data: Any, annotation: Any, path: str) -> Iterator[Problem]:
             # The type has an annotation that cannot be resolved, so its parts are not known.
             yield problem_of(error, path)
             return
-        problems = _parts_problems(data, strip_annotation(annotation), path, error)
+        meaning, metadata = unwrap(annotation)
+        problems = _parts_problems(data, meaning, metadata, path, error)
         # All parts may fit, but not together.
         yield next(problems, problem_of(error, path))
         yield from problems
 
 
-def _parts_problems(data: Any, meaning: Any, path: str, error: CodecError) -> Iterator[Problem]:
+def _parts_problems(
+    data: Any, meaning: Any, metadata: Sequence[Any], path: str, error: CodecError
+) -> Iterator[Problem]:
     cls, members = get_origin(meaning) or meaning, union_members(meaning)
     if len(members) > 1:
         # It is not known which of several members was meant.
         others = [each for each in members if each not in (None, NoneType)]
         if len(others) == 1:
-            yield from _problems(data, others[0], path)
+            yield from _problems(data, _annotated(others[0], metadata), path)
     elif is_model(meaning):
         for location, text in model_problems(error.__cause__):
             place = path
@@ -97,11 +101,43 @@ def _parts_problems(data: Any, meaning: Any, path: str, error: CodecError) -> It
                 place = _member(place, part)
             yield Problem(place, text)
     elif isinstance(data, dict):
+        yield from _own_problem(data, cls, meaning, metadata, path)
         yield from _object_problems(data, cls, meaning, path)
     elif isinstance(data, list):
+        yield from _own_problem(data, cls, meaning, metadata, path)
         types = _item_types(meaning, len(data))
         for n, (item, annotation) in enumerate(zip(data, types, strict=False)):
             yield from _problems(item, annotation, _member(path, n))
+
+
+def _own_problem(
+    data: Any, cls: Any, meaning: Any, metadata: Sequence[Any], path: str
+) -> Iterator[Problem]:
+    """Yield what is wrong with a dict or an array whatever its values are: its length or a key."""
+    if isinstance(cls, type) and issubclass(cls, tuple) and (info := class_info(cls)):
+        if isinstance(data, list) and (text := length_problem(data, info)):
+            yield Problem(path, text)
+    elif (open_type := _with_any_values(data, cls, get_args(meaning))) is not None:
+        try:
+            convert(data, _annotated(open_type, metadata))
+        except CodecError as error:
+            yield problem_of(error, path)
+
+
+def _with_any_values(data: Any, cls: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return the type of a dict or an array with values of any type, if the data is such a one."""
+    if not arguments or not isinstance(cls, type):
+        return None
+    if issubclass(cls, Mapping):
+        return dict[arguments[0], Any] if isinstance(data, dict) else None  # type: ignore[valid-type]  # known only at run time
+    if not isinstance(data, list) or not issubclass(cls, Iterable):
+        return None
+    has_length = issubclass(cls, tuple) and Ellipsis not in arguments
+    return tuple[(Any,) * len(arguments)] if has_length else list[Any]  # type: ignore[misc]  # as above
+
+
+def _annotated(annotation: Any, metadata: Sequence[Any]) -> Any:
+    return Annotated[annotation, *metadata] if metadata else annotation
 
 
 def _object_problems(data: Any, cls: Any, meaning: Any, path: str) -> Iterator[Problem]:
@@ -163,7 +199,7 @@ def _without_mark(hint: Any) -> Any:
 def _item_types(meaning: Any, count: int) -> Iterable[Any]:
     """Return the types of the items of an array, as far as they are known."""
     cls, arguments = get_origin(meaning) or meaning, get_args(meaning)
-    if not isinstance(cls, type) or not issubclass(cls, Iterable):
+    if not isinstance(cls, type) or not issubclass(cls, Iterable) or issubclass(cls, Mapping):
         return ()
     if issubclass(cls, tuple) and (info := class_info(cls)):
         return [info.types.get(name, Any) for name in info.names]

@@ -283,6 +283,11 @@ class Branches:
             exception_of(task)
         self.notify_change()
 
+    def is_in_current_loop(self) -> bool:
+        """Return whether a running function is in the event loop of the current task."""
+        task = current_task()
+        return task is not None and task.get_loop() is self._loop
+
     @property
     def in_flight(self) -> int:
         """How many calls are in flight, not counting durable waits."""

@@ -20,13 +20,13 @@ import dis
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, TypeVar
 
 from perdure.engine.active_run import ActiveRun
 from perdure.engine.asyncio_internals import arguments_of, coroutine_of
-from perdure.engine.branches import Branch
+from perdure.engine.branches import Branch, Branches
 from perdure.engine.call import WAITS, StepCall
 from perdure.engine.tasks import POSITION
 from perdure.errors import NotAwaited
@@ -58,10 +58,11 @@ class CallName(str):
         frame = sys._getframe(1)
         if frame.f_code is not _WARNING or frame.f_back is None:
             return super().__format__(spec)
-        call = arguments_of(frame.f_locals["coro"]).get("call")
+        arguments = arguments_of(frame.f_locals["coro"])
+        call = arguments.get("call")
         id = call.id if isinstance(call, StepCall) else str(self)
         if _discards_call(frame.f_back.f_code.co_code, frame.f_back.f_lasti):
-            _stop_run(id, frame.f_back)
+            _stop_run(_branches_of(arguments), id, frame.f_back)
         return f'step "{id}"' if isinstance(call, StepCall) else id
 
 
@@ -84,11 +85,23 @@ def _discards_call(code: bytes, at: int) -> bool:
     return code[at] in _DISCARDS and before >= 0 and code[before] in _CALLS
 
 
-def _stop_run(id: str, frame: FrameType) -> None:
+def _branches_of(arguments: Mapping[str, Any]) -> Branches | None:
+    """Return the branches of the run that was called, from the arguments of the coroutine."""
+    call, run = arguments.get("call"), arguments.get("run")
+    if isinstance(call, StepCall):
+        return call.branch.branches
+    return run.branches if isinstance(run, ActiveRun) else None
+
+
+def _stop_run(branches: Branches | None, id: str, frame: FrameType) -> None:
     position = POSITION.get()
     # Elsewhere, such as in another thread, the garbage collector may have found the coroutine.
-    if type(position) is Branch and position.branches.handle is not None:
-        run: ActiveRun = position.branches.handle._run
+    if branches is None or branches.handle is None or type(position) is not Branch:
+        return
+    # If the coroutine was passed on, the code of another run may discard it. A run can only be
+    # stopped in its own event loop.
+    if position.branches is branches or branches.is_in_current_loop():
+        run: ActiveRun = branches.handle._run
         run.stop(NotAwaited(id, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
 
 

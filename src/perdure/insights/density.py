@@ -2,11 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from perdure.insights.model import StepPeriod
-from perdure.insights.rows import read_time
+from perdure.insights.rows import read_time, started_at
 from perdure.insights.timeline import IDLE, Scale
 from perdure.snapshot import Snapshot
 
@@ -20,9 +20,10 @@ def periods_of(snapshot: Snapshot) -> tuple[StepPeriod, ...]:
     times = [(at, each) for each in records if (at := read_time(each.get("at"))) is not None]
     if not times:
         return ()
-    busy = [(at - _length(each), at) for at, each in times if each.get("kind") not in IDLE]
     first, last = min(at for at, _ in times), max(at for at, _ in times)
-    scale = Scale(first, last, ((max(begin, first), at) for begin, at in busy))
+    busy = [(each, at) for at, each in times if each.get("kind") not in IDLE]
+    spans = ((max(started_at(each) or first, first), at) for each, at in busy)
+    scale = Scale(first, last, spans)
     bounds = _bounds(scale, first, last)
     counts, failed = [0] * (len(bounds) - 1), [0] * (len(bounds) - 1)
     for at, record in times:
@@ -30,10 +31,6 @@ def periods_of(snapshot: Snapshot) -> tuple[StepPeriod, ...]:
         counts[n] += 1
         failed[n] += not record["ok"]
     return tuple(map(StepPeriod, bounds, bounds[1:], counts, failed))
-
-
-def _length(record: Mapping[str, Any]) -> timedelta:
-    return timedelta(milliseconds=record.get("durationMs") or 0)
 
 
 def _bounds(scale: Scale, first: datetime, last: datetime) -> list[datetime]:

@@ -1,9 +1,10 @@
 """A run in a list, from its header."""
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
-from perdure.clock import parse_iso
+from perdure.clock import from_milliseconds, parse_iso
 from perdure.engine.children import DONE
 from perdure.engine.map_runs import FULL
 from perdure.errors import InvalidArgument
@@ -85,4 +86,20 @@ def read_time(text: object) -> datetime | None:
     try:
         return parse_iso(text) if isinstance(text, str) and text else None
     except InvalidArgument:
+        return None
+
+
+def read_duration(record: Mapping[str, Any]) -> timedelta | None:
+    """Return how long a recorded call took, at most `timedelta.max`; `None` if it is missing."""
+    milliseconds = record.get("durationMs")
+    return None if milliseconds is None else from_milliseconds(milliseconds)
+
+
+def started_at(record: Mapping[str, Any]) -> datetime | None:
+    """Return when a recorded call began, or `None` if that is unknown or before the year 1."""
+    ended_at = read_time(record.get("at"))
+    try:
+        return None if ended_at is None else ended_at - (read_duration(record) or timedelta(0))
+    except OverflowError:
+        # Another tool may have written any duration.
         return None

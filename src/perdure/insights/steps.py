@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from statistics import median_low
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from perdure.clock import from_milliseconds
 from perdure.errors import InvalidArgument
 from perdure.insights.beginning import beginning
 from perdure.insights.chunks import UserValue
@@ -17,7 +18,7 @@ from perdure.insights.failures import error_of, first_line
 from perdure.insights.model import StepDetail, StepGroup, StepRow, StepsPage
 from perdure.insights.preview import preview
 from perdure.insights.redaction import Path, Redact
-from perdure.insights.rows import read_time
+from perdure.insights.rows import read_duration, read_time, started_at
 from perdure.snapshot import Snapshot
 from perdure.snapshot.labels import label_of
 from perdure.snapshot.rollback import UNDO
@@ -79,7 +80,6 @@ def _event(record: Mapping[str, Any]) -> str:
 
 def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
     """Return a record with a preview of its value or error."""
-    ended_at, duration = read_time(record.get("at")), _duration(record)
     path = step_path(key, record)
     is_ok = bool(record["ok"])
     return StepRow(
@@ -88,9 +88,9 @@ def step_row(key: str, record: Mapping[str, Any], redact: Redact) -> StepRow:
         kind=record.get("kind", "step"),
         ok=is_ok,
         branch=record.get("branch", ""),
-        started_at=None if ended_at is None else ended_at - (duration or timedelta(0)),
-        ended_at=ended_at,
-        duration=duration,
+        started_at=started_at(record),
+        ended_at=read_time(record.get("at")),
+        duration=read_duration(record),
         attempts=record.get("attempts", 1),
         value=preview(_value(record), redact, path) if is_ok else "",
         error="" if is_ok else first_line(error_of(record, redact, path)),
@@ -137,13 +137,11 @@ class _Group:
         milliseconds = record.get("durationMs")
         if milliseconds is not None:
             self.durations.append(milliseconds)
-        if (ended_at := read_time(record.get("at"))) is None:
-            return
-        started_at = ended_at - timedelta(milliseconds=milliseconds or 0)
-        if self.first is None or started_at < self.first:
-            self.first = started_at
-        if self.last is None or ended_at > self.last:
-            self.last = ended_at
+        begin, end = started_at(record), read_time(record.get("at"))
+        if begin is not None and (self.first is None or begin < self.first):
+            self.first = begin
+        if end is not None and (self.last is None or end > self.last):
+            self.last = end
 
 
 def groups_of(snapshot: Snapshot) -> tuple[StepGroup, ...]:
@@ -165,13 +163,8 @@ def _step_group(name: str, kind: str, group: _Group) -> StepGroup:
         failed=group.failed,
         first_started_at=group.first,
         last_ended_at=group.last,
-        p50=timedelta(milliseconds=median_low(group.durations)) if group.durations else None,
+        p50=from_milliseconds(median_low(group.durations)) if group.durations else None,
     )
-
-
-def _duration(record: Mapping[str, Any]) -> timedelta | None:
-    milliseconds = record.get("durationMs")
-    return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
 def _position(keys: list[str], key: str) -> int:

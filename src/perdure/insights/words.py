@@ -63,11 +63,19 @@ def time_words(at: datetime, now: datetime) -> str:
     return f"{at.day} {_MONTHS[at.month - 1]}{year} {clock}"
 
 
+def in_zone(at: datetime, zone: tzinfo | None) -> datetime:
+    """Return a time in a zone, by default this machine's, or in UTC if it has no such year."""
+    try:
+        return at.astimezone(zone)
+    except (OverflowError, ValueError):
+        return at.astimezone(UTC)
+
+
 def date_and_time(at: datetime | None, zone: tzinfo = UTC) -> str:
     """Return a time in full: "3 Nov 2026 14:01:20 UTC"."""
     if at is None:
         return "–"
-    local = at.astimezone(zone)
+    local = in_zone(at, zone)
     return f"{local.day} {local:%b %Y %H:%M:%S} {local.tzname()}"
 
 
@@ -75,7 +83,7 @@ def time_of_day(at: datetime | None, now: datetime, zone: tzinfo = UTC) -> str:
     """Return a time of today as "14:01:20 UTC" or "14:00 UTC", any other as "3 Nov 14:01 UTC"."""
     if at is None:
         return "–"
-    local = at.astimezone(zone)
+    local = in_zone(at, zone)
     if local.date() == now.astimezone(zone).date():
         is_whole = not local.second and not local.microsecond
         return f"{local:{'%H:%M' if is_whole else '%H:%M:%S'}} {local.tzname()}"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
-from perdure.clock import parse_iso
+from perdure.clock import from_milliseconds, parse_iso
 from perdure.engine.user_metadata import user_metadata
 from perdure.errors import Cancelled, CodecError, RunFailed, StepFailed
 from perdure.result import Err
@@ -255,7 +255,7 @@ def step_info(key: str, record: StepRecord, scope: codec.ErrorScope = codec.NOWH
         value=_plain_value(record.get("value")),
         error=error,
         at=parse_iso(record["at"]) if "at" in record else None,
-        duration=None if milliseconds is None else timedelta(milliseconds=milliseconds),
+        duration=None if milliseconds is None else from_milliseconds(milliseconds),
         attempts=record.get("attempts", 1),
         branch=record.get("branch", ""),
         traceback=_traceback(record),

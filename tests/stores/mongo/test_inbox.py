@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 
-from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
+from perdure.store import Entry, Grant, LeaseRequest, NewMessage, Rest, Verdict
 from perdure.stores.mongo import MongoStore, append, leases, mongo
 from perdure.stores.mongo.inbox import first_messages, inboxes_of
 from perdure.stores.mongo.schedule import find_due
@@ -65,9 +65,9 @@ def rest(grant: Grant, n: int) -> Entry:
     return Entry("run", grant.lease.epoch, n, as_json(snapshot("1")), (), WAITING)
 
 
-def due_again(grant: Grant, *consumes: str) -> Entry:
+def due_again(grant: Grant, *consumes: str, n: int = 1) -> Entry:
     rest = Rest("suspended", grant.now)
-    return Entry("run", grant.lease.epoch, 1, as_json(snapshot("1")), consumes, rest)
+    return Entry("run", grant.lease.epoch, n, as_json(snapshot("1")), consumes, rest)
 
 
 async def consume_one(store: MongoStore) -> Grant:
@@ -128,6 +128,51 @@ async def test_a_mark_is_written_before_the_store_is_closed(
     await store.append([step(grant, 1, message.id)])
     await store.close()
     assert sandbox.database["perdure_runs_inbox"].count_documents({}) == 0
+
+
+async def unconsumed_after(store: MongoStore, payload: bytes) -> int:
+    (receipt,) = await store.send([NewMessage("run", "paid", payload)])
+    return receipt.unconsumed
+
+
+@pytest.mark.parametrize("payload", [b"1", FIRST], ids=["embedded", "document"])
+async def test_a_message_that_another_instance_read_is_counted_as_consumed(
+    store: MongoStore, sandbox: Sandbox, payload: bytes
+) -> None:
+    grant = await lease(store)
+    await send_one(store, "run", "paid", payload)
+    async with mongo(sandbox.url) as other:
+        (message,) = await other.inbox("run")
+    await store.append([step(grant, 1, message.id, "unknown")])
+    assert await unconsumed_after(store, payload) == 1
+
+
+@pytest.mark.parametrize("payload", [b"1", FIRST], ids=["embedded", "document"])
+async def test_the_next_owner_counts_no_unknown_message_of_a_previous_entry(
+    store: MongoStore, sandbox: Sandbox, payload: bytes
+) -> None:
+    """The previous owner crashed before a rest: its entries say what was consumed."""
+    await consume_one(store)
+    async with mongo(sandbox.url) as other:
+        (grant,) = await other.acquire([LeaseRequest("run", "bob", HOUR, instead_of="ana")])
+        assert isinstance(grant, Grant)
+        await other.append([step(grant, 1, "unknown")])
+        await other.release([grant.lease])
+    grant = await claim(store)
+    await store.append([step(grant, 1, "unknown", "another")])
+    assert await unconsumed_after(store, payload) == 1
+    await store.append([due_again(grant, "unknown", n=2)])
+    assert await unconsumed_after(store, payload) == 2
+
+
+async def test_an_entry_that_is_sent_again_consumes_what_it_consumed(store: MongoStore) -> None:
+    """The store may be asked to write it again after a lost reply."""
+    grant = await lease(store)
+    await send_one(store, "run", "paid", FIRST)
+    (message,) = await store.inbox("run")
+    await store.append([step(grant, 1, message.id, "unknown")])
+    assert await store.append([step(grant, 1, message.id, "unknown")]) == [Verdict.ACCEPTED]
+    assert await unconsumed_after(store, FIRST) == 1
 
 
 def before_the_lease(

@@ -5,10 +5,13 @@ import json
 import re
 import shlex
 
+import pytest
+
 from perdure import Runtime, Step, workflow
 from perdure.stores import sqlite
 from tests.unit.cli import shop
 from tests.unit.cli.conftest import Perdure
+from tests.unit.dashboard.test_absurd_times import absurd_snapshot
 
 LIST = """\
 asking\torder v1\twaiting\t2024-01-01T00:00:04Z\t1\tfor approved
@@ -177,3 +180,22 @@ def test_watch_names_what_the_engine_records(perdure: Perdure) -> None:
 
 def test_watch_has_a_timeout(perdure: Perdure) -> None:
     assert "◇" not in perdure("watch", "asking", "--timeout", "0.1s", code=124).stdout
+
+
+@pytest.mark.parametrize("steps", [0, 300])
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_a_run_with_absurd_times_is_shown(perdure: Perdure, steps: int, zone: str) -> None:
+    asyncio.run(save_absurd_run(steps))
+    env = {"TZ": zone}
+    for style in ("iso", "local", "relative"):
+        assert "absurd" in perdure("--time", style, "show", "absurd", env=env).stdout
+        assert "absurd" in perdure("--time", style, "list", env=env).stdout
+    for key in absurd_snapshot()["steps"]:
+        assert key in perdure("show", "absurd", "--step", key).stdout
+    assert json.loads(perdure("-o", "json", "show", "absurd").stdout)["facts"]
+    assert perdure("why", "absurd").stdout
+
+
+async def save_absurd_run(steps: int) -> None:
+    async with sqlite("shop.db") as store:
+        await store.save("absurd", absurd_snapshot(steps))

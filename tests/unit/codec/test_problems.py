@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Annotated, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -69,6 +69,20 @@ class Wrapper:
     shipment: Shipment
 
 
+class Row(msgspec.Struct, array_like=True):
+    a: int
+
+
+@dataclass
+class Choice:
+    item: Item | Shipment | Order
+
+
+class Line(NamedTuple):
+    item: Item | Choice
+    amount: int = 1
+
+
 def problems(data: object, annotation: object) -> list[str]:
     return [str(each) for each in find_problems(data, annotation)]
 
@@ -130,6 +144,64 @@ def test_generic_types_and_arrays_are_checked_by_their_parts() -> None:
         "[0]: Expected `int`, got `str`",
         "[1]: Expected `int`, got `str`",
     ]
+
+
+Two = msgspec.Meta(min_length=2, max_length=2)
+AT_LEAST_TWO = "Expected `array` of length >= 2"
+
+
+@pytest.mark.parametrize(
+    ("data", "annotation", "own", "parts"),
+    [
+        (["a"], Annotated[list[int], Two], AT_LEAST_TWO, ["[0]"]),
+        (["a", 1, 2], Annotated[set[int], Two], "Expected `array` of length <= 2", ["[0]"]),
+        ([{}], Annotated[list[Item], Two], AT_LEAST_TWO, ["[0].sku", "[0].count"]),
+        ([{}], Annotated[set[Item] | None, Two], AT_LEAST_TWO, ["[0].sku", "[0].count"]),
+        (["a"], NewType("Both", Annotated[list[int], Two]), AT_LEAST_TWO, ["[0]"]),
+        (["a", 1, 2], tuple[int, int], "Expected `array` of length 2, got 3", ["[0]"]),
+        (["a", 1, 2], Point, "Expected `array` of length 1 to 2, got 3", ["[0]"]),
+        ({"a": "x"}, Annotated[dict[str, int], Two], "Expected `object` of length >= 2", ["a"]),
+        ({"a": "x"}, dict[int, int], "Expected `int`, got `str` - at `key` in `$`", ["a"]),
+    ],
+)
+def test_a_value_has_its_own_problem_besides_those_of_its_parts(
+    data: Any, annotation: Any, own: str, parts: list[str]
+) -> None:
+    first, *others = problems(data, annotation)
+    assert first == own
+    assert [each.partition(":")[0] for each in others] == parts
+    path, *_ = problems({"left": data, "right": 1}, Pair[annotation])[0].partition(":")
+    assert path == "left"
+
+
+@pytest.mark.parametrize(
+    ("data", "annotation", "problem"),
+    [
+        ({"x": 1}, Point, "Expected `array`, got `object`"),
+        ({"a": 1}, Annotated[list[int], Two], "Expected `array`, got `object`"),
+        ([1], dict[str, int], "Expected `object`, got `array`"),
+        ({"a": 1}, Row, "Expected `array`, got `object`"),
+        ({"item": {"sku": "a", "count": 1}}, Line, "Expected `array`, got `object`"),
+        ([1], Choice, "Expected `object`, got `array`"),
+        ({"a": 1}, list[Item | Choice], "Expected `array`, got `object`"),
+        ({"a": [1]}, dict[str, Item], "a: Expected an object with the fields of Item, got `array`"),
+        (None, list[Item | Choice], "Expected `array`, got `null`"),
+    ],
+)
+def test_arrays_and_objects_are_not_confused(data: Any, annotation: Any, problem: str) -> None:
+    assert problems(data, annotation) == [problem]
+
+
+def test_a_named_tuple_is_an_array_whatever_its_types() -> None:
+    """msgspec does not convert a union of two dataclasses."""
+    item = {"sku": "a", "count": 1}
+    assert codec.convert([item, 2], Line) == Line(Item("a", 1), 2)
+    assert codec.convert([{"item": item}], Line) == Line(Choice(Item("a", 1)))
+    assert problems([item, "a", 3], Line) == [
+        "Expected `array` of length 1 to 2, got 3",
+        "[1]: Expected `int`, got `str`",
+    ]
+    assert problems([], Line) == ["Expected `array` of length 1 to 2, got 0"]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Server:
                 return await self._writes.put(statements, repeatable)
             return await self._send(statements, atomic=False)
         except StatementError as error:
-            if not is_too_large(error) or not all(map(_only_reads, statements)):
+            if not is_too_large(error) or not all(map(Statement.only_reads, statements)):
                 raise
         # These only read, so they can be sent again.
         return await PagedRead(self.pipeline).read(statements)
@@ -204,10 +204,6 @@ class Server:
         if status >= 500:
             raise NoResponse(f"{message}; it may have executed the request", was_sent=True)
         raise StoreError(message)
-
-
-def _only_reads(statement: Statement) -> bool:
-    return statement.sql.lstrip().startswith(("SELECT", "WITH"))
 
 
 def _largest(statements: Sequence[Statement]) -> int:

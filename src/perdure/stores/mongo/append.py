@@ -19,7 +19,7 @@ from perdure.engine.tasks import detached
 from perdure.errors import StoreUnavailable
 from perdure.store import Entry, Rest, Verdict
 from perdure.stores.mongo import connection
-from perdure.stores.mongo.batch import RunBatch
+from perdure.stores.mongo.batch import RunBatch, drop_unknown_messages
 from perdure.stores.mongo.cleanup import Cleanup
 from perdure.stores.mongo.documents import encode_snapshot
 from perdure.stores.mongo.errors import DUPLICATE_KEY, is_connection_lost
@@ -334,13 +334,16 @@ class Appender:
             self._positions.remove(batch.key, entry.epoch)
         elif position is not None:
             position.slot, position.last_n, position.is_certain = log.next_slot, log.last_n, True
-        if log.has_entry(entry.n):
+        if stored_entry := log.find(entry.n):
+            batch.keep_messages({*map(message_name, stored_entry.consumes)})
             return Verdict.ACCEPTED
-        if entry.rest is not None and not was_released:
-            return await self._plan_rest(db, batch, entry.rest, run, log)
-        if log.is_sealed or was_released:
+        if was_released or (log.is_sealed and entry.rest is None):
             return Verdict.FENCED
-        return PendingWrite(db.journal, InsertOne(entry_document(batch.key, entry, log.next_slot)))
+        await drop_unknown_messages(db, batch, run, position)
+        if entry.rest is not None:
+            return await self._plan_rest(db, batch, entry.rest, run, log)
+        document = entry_document(batch.key, batch.last, log.next_slot)
+        return PendingWrite(db.journal, InsertOne(document))
 
     def _verdict(self, batch: RunBatch, run: Any) -> Verdict | None:
         """Return the verdict on an entry if the run's document alone decides it."""

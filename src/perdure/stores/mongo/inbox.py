@@ -37,6 +37,7 @@ WITH_DEDUP_ID, WITHOUT_DEDUP_ID = "d", "m"
 
 # Messages of layout 1 have a time instead of a number; they come before all others.
 _OLD_NUMBERS = -(10**16)
+_NUMBER_FIELDS = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
 
 
 class Inbox(NamedTuple):
@@ -151,14 +152,30 @@ async def runs_with_messages(
     others = [key for key, inbox in inboxes.items() if inbox.has_documents and key not in runs]
     if not others:
         return runs
-    fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
-    cursor = db.inbox.find({"run": {"$in": others}, "consumed": False}, fields)
+    cursor = db.inbox.find({"run": {"$in": others}, "consumed": False}, _NUMBER_FIELDS)
     return runs | {
         document["run"]
         async for document in cursor
         if _number(document, inboxes[document["run"]]) is not None
         and name_of(document) not in consumed_names
     }
+
+
+async def unconsumed_among(
+    db: Collections, run: Mapping[str, Any], names: Collection[str]
+) -> set[str]:
+    """Return which of these names are those of messages of the run that its last rest left.
+
+    Entries after the rest may have consumed them.
+    """
+    inbox = inbox_of(run)
+    found = inbox.embedded_names.intersection(names)
+    if inbox.has_documents and (keys := message_keys(run["_id"], names)):
+        cursor = db.inbox.find({"_id": {"$in": keys}, "consumed": False}, _NUMBER_FIELDS)
+        found |= {
+            name_of(document) async for document in cursor if _number(document, inbox) is not None
+        }
+    return found - consumed_messages(run)
 
 
 async def inbox(db: Collections, key: str, after: str | None, limit: int | None) -> list[Message]:
@@ -208,8 +225,7 @@ async def _has_awaited_document(
     db: Collections, key: str, inbox: Inbox, consumed_names: Collection[str], awaits: Sequence[str]
 ) -> bool:
     condition = {"run": key, "consumed": False, "name": {"$in": [*awaits]}}
-    fields = {"run": 1, "number": 1, "sentAt": 1, "order": 1}
-    cursor = db.inbox.find(condition, fields)
+    cursor = db.inbox.find(condition, _NUMBER_FIELDS)
     return any(
         [
             _number(document, inbox) is not None and name_of(document) not in consumed_names

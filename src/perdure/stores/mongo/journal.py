@@ -53,9 +53,9 @@ class Log:
     next_slot: int = 0
     is_sealed: bool = False
 
-    def has_entry(self, n: int) -> bool:
-        """Return whether the log has an entry with this number."""
-        return any(entry.n == n for entry in self.entries)
+    def find(self, n: int) -> StoredEntry | None:
+        """Return the entry with this number, or `None`."""
+        return next((entry for entry in self.entries if entry.n == n), None)
 
     @property
     def last_n(self) -> int:
@@ -168,9 +168,10 @@ class Position:
 
     `is_certain` is false while a write is unanswered. `has_older_logs` says that logs of earlier
     epochs count too. `messages` are the events of the messages that were unconsumed at the time of
-    the grant, by name; `consumed` are the messages that entries consumed since the last rest, and
-    `consumed_count` is how many were consumed before it. `unmarked` are those of `consumed` whose
-    marks are not written yet, or that are still embedded.
+    the grant, by name, and `found` the names of those that were read since; `consumed` are the
+    messages that entries consumed since the last rest, and `consumed_count` is how many were
+    consumed before it. `unmarked` are those of `consumed` whose marks are not written yet, or that
+    are still embedded.
     """
 
     epoch: int
@@ -185,6 +186,11 @@ class Position:
     consumed: set[str] = field(default_factory=set)
     consumed_count: int = 0
     unmarked: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
+
+    def knows(self, name: str) -> bool:
+        """Return whether a name is known to be that of a message, consumed by this lease or not."""
+        return name in self.messages or name in self.found or name in self.consumed
 
 
 class Positions:
@@ -206,6 +212,10 @@ class Positions:
         """Return the position of a lease, certain or not."""
         position = self._positions.get(run)
         return position if position is not None and position.epoch == epoch else None
+
+    def latest(self, run: str) -> Position | None:
+        """Return the position of a run's latest lease, certain or not."""
+        return self._positions.get(run)
 
     def get_certain(self, run: str, epoch: int) -> Position | None:
         """Return the position of a lease if an entry can be written without reading first."""

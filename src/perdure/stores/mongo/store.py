@@ -31,7 +31,7 @@ from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
 from perdure.stores.mongo.cleanup import Cleanup
 from perdure.stores.mongo.connection import Collection, Connection
-from perdure.stores.mongo.journal import Positions
+from perdure.stores.mongo.journal import Positions, message_name
 from perdure.stores.mongo.keyvalue import KeyValueCollection
 from perdure.stores.mongo.leases import Epochs, Leases
 from perdure.stores.mongo.maintenance import Maintenance
@@ -54,6 +54,7 @@ class _Backend:
         self.documents = KeyValueCollection(connection, _documents, scope_of(prefix))
         self._cleanup = Cleanup(connection)
         positions, epochs = Positions(connection.clock), Epochs()
+        self._positions = positions
         self._runs = Runs(prefix, epochs, self._cleanup)
         self._leases = Leases(prefix, positions, epochs, ServerClock(connection.server_time))
         self._appender = Appender(prefix, positions, self._cleanup)
@@ -140,8 +141,13 @@ class _Backend:
             return await send(db, self._prefix, messages)
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
+        key = self._prefix + id
+        position = self._positions.latest(key)
         with self._connection.use() as db:
-            return await inbox.inbox(db, self._prefix + id, after, limit)
+            messages = await inbox.inbox(db, key, after, limit)
+        if position is not None:
+            position.found.update(message_name(message.id) for message in messages)
+        return messages
 
     async def prune(self, request: PruneRequest) -> int:
         with self._connection.use() as db:

@@ -93,7 +93,10 @@ def commit_round(
         # SQLite makes it a transaction, and Python gives up its lock once instead of three times:
         # while the event loop is busy, a thread waits for that lock after each call of SQLite.
         return execute_round(connection, statements)
-    connection.execute("BEGIN IMMEDIATE")
+    # In WAL mode, a transaction that only reads waits for no lock. What follows a granted lease
+    # must not fail because another process has locked the file.
+    only_reads = all(map(Statement.only_reads, statements))
+    connection.execute("BEGIN" if only_reads else "BEGIN IMMEDIATE")
     try:
         outcomes = execute_round(connection, statements)
         connection.execute("COMMIT")
@@ -108,7 +111,13 @@ def drive(connection: sqlite3.Connection, verb: Verb[T], run_round: RunRound = e
     try:
         statements = next(verb)
         while True:
-            statements = verb.send(run_round(connection, statements))
+            try:
+                outcomes = run_round(connection, statements)
+            except StoreUnavailable as error:
+                # The operation may end with what earlier rounds have committed.
+                statements = verb.throw(error)
+            else:
+                statements = verb.send(outcomes)
     except StopIteration as done:
         result: T = done.value
         return result

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from perdure.store import INBOX_PAGE, Lease, LeaseRequest, Message
@@ -60,9 +61,14 @@ class LeaseVerbs(Verbs):
 
     def acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[LeasedRun | None]]:
         """Return a lease or `None` for each request."""
+        parts = [*_split_by_run(requests)]
+        statements = [self._acquire_statements(part) for part in parts]
+        # In one round: a lease that was granted is not lost because a later part fails.
+        outcomes = iter((yield [*chain.from_iterable(statements)]))
         leases: list[LeasedRun | None] = []
-        for distinct in _split_by_run(requests):
-            leases += yield from self._acquire(distinct)
+        for part, own in zip(parts, statements, strict=True):
+            rows = {key: row for each in islice(outcomes, len(own)) for key, *row in each.rows}
+            leases += [_lease_of(one, rows.get(self._prefix + one.id)) for one in part]
         return (yield from self._with_journals(leases))
 
     def owners(self, ids: Sequence[str]) -> Verb[Sequence[Ownership | None]]:
@@ -96,8 +102,8 @@ class LeaseVerbs(Verbs):
         now = self._now()
         return [(self._prefix + one.id, one.owner, one.epoch, value, now) for one in leases]
 
-    def _acquire(self, requests: Sequence[LeaseRequest]) -> Verb[Sequence[LeasedRun | None]]:
-        """Return a lease or `None` for each request; no two are for the same run."""
+    def _acquire_statements(self, requests: Sequence[LeaseRequest]) -> list[Statement]:
+        """Return the statements that grant leases; no two requests are for the same run."""
         existing: list[Row] = []
         new: list[Row] = []
         time = self._now_and_stamp()
@@ -108,9 +114,7 @@ class LeaseVerbs(Verbs):
             if request.create is not None:
                 new.append(self._new_owned_row(request, request.create, time))
         many = self._statements.many
-        outcomes = yield [*many(sql.ACQUIRE, existing), *many(sql.CREATE, new)]
-        rows = {key: row for outcome in outcomes for key, *row in outcome.rows}
-        return [_lease_of(request, rows.get(self._prefix + request.id)) for request in requests]
+        return [*many(sql.ACQUIRE, existing), *many(sql.CREATE, new)]
 
     def _new_owned_row(self, request: LeaseRequest, snapshot: bytes, time: Row) -> Row:
         key, ttl = self._prefix + request.id, request.ttl // MICROSECOND

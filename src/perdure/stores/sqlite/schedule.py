@@ -7,6 +7,7 @@ from heapq import merge
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
+from perdure.errors import StoreUnavailable
 from perdure.store import Due, NewRun, Rest, SupportedVersions
 from perdure.stores._timestamps import from_microseconds, to_microseconds
 from perdure.stores.sqlite import statements as sql
@@ -138,15 +139,21 @@ class ScheduleVerbs(LeaseVerbs):
         """Lease the due runs, earliest first; with `separately`, read them in another round.
 
         With `at_most`, raise `TooManyDue` if more are due. No statement follows the one that grants
-        leases, so an error loses none of them.
+        leases, so an error loses none of them. Without it, the runs that were leased are returned
+        if the file is locked afterwards.
         """
         runs: list[LeasedRun] = []
         while True:
             quotas = _remaining_quotas(queues, runs)
-            due = yield from self._due(limit - len(runs), supports, quotas)
-            if at_most is not None and len(due) > at_most:
-                raise TooManyDue
-            new_runs = yield from self._claim(due, owner, ttl, separately=separately)
+            try:
+                due = yield from self._due(limit - len(runs), supports, quotas)
+                if at_most is not None and len(due) > at_most:
+                    raise TooManyDue
+                new_runs = yield from self._claim(due, owner, ttl, separately=separately)
+            except StoreUnavailable:
+                if not runs:
+                    raise
+                return runs
             runs += new_runs
             # Others may have claimed some between two transactions, so look for more.
             if len(new_runs) == len(due) or (at_most is not None and runs):

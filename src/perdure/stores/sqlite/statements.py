@@ -251,6 +251,10 @@ class Statement(NamedTuple):
     sql: str
     values: Mapping[str, Any] | Sequence[Any]
 
+    def only_reads(self) -> bool:
+        """Return whether the statement changes nothing."""
+        return self.sql.lstrip().startswith(("SELECT", "WITH"))
+
 
 class Outcome(NamedTuple):
     """The rows that one statement returned, and how many rows it changed."""

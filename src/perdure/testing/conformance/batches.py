@@ -57,6 +57,12 @@ async def pages(store: MessagingStore, id: str, limit: int) -> list[Message]:
             return messages
 
 
+async def unconsumed(store: MessagingStore) -> int:
+    """Send another message to the run, and return the count in its receipt."""
+    (receipt,) = await store.send([message("another")])
+    return receipt.unconsumed
+
+
 class BatchChecks(Harness):
     """`send` of several messages."""
 
@@ -128,6 +134,40 @@ class BatchChecks(Harness):
         await append_entries(inboxes, entry)
         (receipt,) = await inboxes.send([message("newer")])
         assert receipt == Receipt(Delivery.DELIVERED, 3)
+
+    async def test_a_receipt_counts_a_message_as_consumed_only_once(self, store: Store) -> None:
+        """Ids of consumed messages and ids that no message has are ignored."""
+        inboxes = need_inbox(store)
+        grant = await acquire_run(inboxes)
+        await inboxes.send([message(f"{n}", dedup_id=f"{n}" if n % 2 else None) for n in range(4)])
+        ids = [each.id for each in await inboxes.inbox("run")]
+        unknown_ids = (*NOT_MESSAGES, f"{ids[0]}000", f"{ids[1]}000")
+        await append_entries(inboxes, step(grant, 1, "a", consumes=unknown_ids))
+        assert await unconsumed(inboxes) == 5
+        consumed = (ids[0], ids[0], ids[1], ids[1], *unknown_ids)
+        await append_entries(inboxes, step(grant, 2, "b", consumes=consumed))
+        assert await unconsumed(inboxes) == 4
+        await append_entries(inboxes, step(grant, 3, "c", consumes=(*consumed, ids[2])))
+        assert await unconsumed(inboxes) == 4
+        assert len(await inboxes.inbox("run")) == 4
+
+    async def test_a_receipt_does_not_count_what_was_consumed_before(self, store: Store) -> None:
+        """The same is true of a rest, and of the next owner."""
+        inboxes = need_inbox(store)
+        grant = await acquire_run(inboxes)
+        await inboxes.send([message(f"{n}", dedup_id=f"{n}" if n % 2 else None) for n in range(4)])
+        first, second, third, _ = [each.id for each in await inboxes.inbox("run")]
+        await append_entries(inboxes, step(grant, 1, "a", consumes=(first, "unknown")))
+        data, rest = as_json(snapshot("a", status="waiting")), Rest("waiting", None, ("x",))
+        consumed = (first, second, second, "unknown")
+        await append_entries(inboxes, Entry("run", grant.lease.epoch, 2, data, consumed, rest))
+        assert await unconsumed(inboxes) == 3
+        grant = await acquire_run(inboxes, owner="bob")
+        await append_entries(inboxes, step(grant, 1, "b", consumes=(*consumed, third)))
+        assert await unconsumed(inboxes) == 3
+        await append_entries(inboxes, Entry("run", grant.lease.epoch, 2, data, consumed, rest))
+        assert await unconsumed(inboxes) == 4
+        assert len(await inboxes.inbox("run")) == 4
 
     async def test_receipts_count_all_messages_of_concurrent_senders(self, store: Store) -> None:
         """If an inbox contains n messages, a `send` of one of them returned at least n."""

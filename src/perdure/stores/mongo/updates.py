@@ -209,20 +209,10 @@ def next_epoch(salt: int, floor: int) -> Document:
 
 def new_header(claim: ObjectId, new: LeaseRequest | NewRun) -> Document:
     """Return the header fields of a run that is created with a claim."""
-    fields: Document = {
-        "status": "running",
-        "claim": claim,
-        "incarnation": claim,
-        "queue": "",
-        "version": new.version,
-    }
-    if new.workflow is not None:
-        fields["workflow"] = new.workflow
-    if new.tags:
-        fields["tags"] = [*new.tags]
-    if new.summary:
-        fields["summary"] = new.summary
-    return fields
+    fields: Document = {"status": "running", "claim": claim, "incarnation": claim, "queue": ""}
+    fields |= {"version": new.version, "workflow": new.workflow}
+    fields |= {"tags": [*new.tags] or None, "summary": new.summary or None}
+    return without_null(fields)
 
 
 def create_if_missing(document: Mapping[str, Any]) -> Document:

@@ -12,6 +12,7 @@ from pymongo import monitoring
 from perdure.store import Entry, Grant, Lease, LeaseRequest, NewMessage, NewRun, Rest, Verdict
 from perdure.stores.mongo import MongoStore, mongo
 from perdure.stores.mongo.embedding import MAX_EMBEDDED
+from perdure.testing.conformance.handoff import hand_off, paid, wait_for_paid
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, snapshot
 from tests.servers.process import Server
@@ -157,6 +158,53 @@ async def test_a_signal_and_its_effect_are_three_durable_writes(
     assert commands.names() == ["update"]
     await store.append([end(claimed, 2, Rest("waiting", None, ("paid",)))])
     assert commands.names() == ["update"]
+
+
+async def test_a_message_and_the_lease_of_its_run_are_one_write(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """A handed off run is read by the write, so only the record of the wait remains."""
+    await wait_for_paid(store, "run")
+    commands.flush()
+    (grant,) = (await hand_off(store, paid())).grants
+    [command] = commands.flush()
+    assert "findAndModify" in command
+    assert command["writeConcern"] == MAJORITY
+    await store.append([msgspec.structs.replace(step(grant, 1), consumes=(grant.inbox[0].id,))])
+    assert commands.names() == ["insert"]
+    await store._backend._appender.finish()
+    assert commands.names() == ["update"]
+    await store.append([end(grant, 2, Rest("waiting", None, ("paid",)))])
+    assert commands.names() == ["update"]
+
+
+async def test_a_run_that_is_not_handed_off_costs_no_more_than_sending(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """One that has an owner, has no room in it, or needs a document for the message."""
+    await wait_for_paid(store, "run")
+    await store.acquire([LeaseRequest("run", "bob", HOUR)])
+    commands.flush()
+    for _ in range(MAX_EMBEDDED):
+        await hand_off(store, paid())
+    assert {*commands.names()} == {"findAndModify"}
+    await hand_off(store, paid())
+    assert commands.names() == ["findAndModify", "insert", "findAndModify"]
+    await hand_off(store, paid(dedup_id="x"))
+    assert commands.names() == ["find", "insert", "findAndModify"]
+
+
+async def test_a_run_without_room_is_handed_off_by_another_write(
+    store: MongoStore, commands: CommandLog
+) -> None:
+    """And its messages with documents are read, as by a claim."""
+    await wait_for_paid(store, "run")
+    for _ in range(MAX_EMBEDDED):
+        await send_one(store, "run", "sent", b"0")
+    commands.flush()
+    assert len((await hand_off(store, paid())).grants) == 1
+    sending = ["findAndModify", "insert", "findAndModify"]
+    assert commands.names() == [*sending, "findAndModify", "find"]
 
 
 async def test_a_run_that_contains_many_messages_is_read_by_the_attempt_to_add_one(

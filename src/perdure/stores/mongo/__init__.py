@@ -85,6 +85,7 @@ def _capabilities(target: Target, durability: Durability, max_value_size: int) -
         queues=True,
         inbox=True,
         transaction=target.replica_set,
+        handoff=True,
         notify=target.replica_set,
         maintenance=True,
         search=True,

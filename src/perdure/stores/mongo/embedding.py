@@ -42,23 +42,23 @@ _EMBEDDED_COUNT = {"$ifNull": ["$embeddedCount", 0]}
 
 
 async def embed(
-    db: Collections, prefix: str, messages: Sequence[NewMessage]
-) -> tuple[list[Receipt], dict[str, Any]]:
-    """Embed messages in their run, all or none.
+    db: Collections,
+    prefix: str,
+    messages: Sequence[NewMessage],
+    stages: Sequence[Document] = (),
+    fields: Document | None = FIELDS,
+) -> tuple[list[Receipt], Any]:
+    """Embed embeddable messages in their run, all or none, after other stages of the update.
 
-    Return their receipts, or none and, if the run was read, that run by `_id`.
+    Return their receipts, or none, and these fields of the run, or `None` if there is no run.
     """
-    if not _are_embeddable(messages):
-        return [], {}
-    key, names = prefix + messages[0].to, [f".{EMBEDDED}{ObjectId()}" for _ in messages]
-    run = await update_once(db.runs, {"_id": key}, [_embed_if_possible(names, messages)], FIELDS)
-    if run is None:
-        return [], {}
-    is_embedded = any(each["name"].endswith(names[-1]) for each in run.get("newest", ()))
-    return (_receipts(run, len(messages)), {}) if is_embedded else ([], {key: run})
+    names = [f".{EMBEDDED}{ObjectId()}" for _ in messages]
+    update = [*stages, _embed_if_possible(names, messages)]
+    run = await update_once(db.runs, {"_id": prefix + messages[0].to}, update, fields)
+    return _receipts(run, names), run
 
 
-def _are_embeddable(messages: Sequence[NewMessage]) -> bool:
+def are_embeddable(messages: Sequence[NewMessage]) -> bool:
     """Return whether these are a few small messages without dedup ids for one run."""
     to = messages[0].to
     return len(messages) <= MAX_EMBEDDED and all(
@@ -67,14 +67,18 @@ def _are_embeddable(messages: Sequence[NewMessage]) -> bool:
     )
 
 
-def _embed_if_possible(names: Sequence[str], messages: Sequence[NewMessage]) -> Document:
-    """Return the stage that embeds messages in a run that is not over and has room for them.
+def has_room(count: int) -> Document:
+    """Return the expression for whether a run is not over and has room for so many messages.
 
     A run that awaitly wrote has no status.
     """
     is_open = {"$not": [{"$in": [{"$ifNull": ["$status", OVER[0]]}, OVER]}]}
     embedded_count = {"$size": {"$ifNull": ["$newest.payload", []]}}
-    has_room = {"$lte": [embedded_count, MAX_EMBEDDED - len(messages)]}
+    return {"$and": [is_open, {"$lte": [embedded_count, MAX_EMBEDDED - count]}]}
+
+
+def _embed_if_possible(names: Sequence[str], messages: Sequence[NewMessage]) -> Document:
+    """Return the stage that embeds messages in a run that is not over and has room for them."""
     new = [
         _new_message(name, position, message)
         for position, (name, message) in enumerate(zip(names, messages, strict=True), 1)
@@ -86,7 +90,7 @@ def _embed_if_possible(names: Sequence[str], messages: Sequence[NewMessage]) -> 
         **wake_if_awaited({"$literal": [message.name for message in messages]}),
     }
     embedded = {"$mergeObjects": ["$$ROOT", fields]}
-    return {"$replaceWith": {"$cond": [{"$and": [is_open, has_room]}, embedded, "$$ROOT"]}}
+    return {"$replaceWith": {"$cond": [has_room(len(messages)), embedded, "$$ROOT"]}}
 
 
 def _new_message(name: str, position: int, message: NewMessage) -> Document:
@@ -100,10 +104,14 @@ def _new_message(name: str, position: int, message: NewMessage) -> Document:
     }
 
 
-def _receipts(run: Any, count: int) -> list[Receipt]:
+def _receipts(run: Any, names: Sequence[str]) -> list[Receipt]:
+    """Return the receipts of the messages with these names, or none if they were not embedded."""
+    newest = () if run is None else run.get("newest", ())
+    if not any(each["name"].endswith(names[-1]) for each in newest):
+        return []
     # These messages are the last of all that were sent.
     total = unconsumed_count(run)
     return [
         Receipt(Delivery.DELIVERED, max(1, total - following))
-        for following in reversed(range(count))
+        for following in reversed(range(len(names)))
     ]

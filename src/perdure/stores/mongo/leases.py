@@ -125,7 +125,7 @@ class Leases:
                 runs = [await self._lease_one(db, *item, claim) for item in remaining.items()]
             else:
                 runs = await self._lease_many(db, remaining, claim)
-            leased_runs = {run["_id"]: _inflate(run) for run in runs if run is not None}
+            leased_runs = {run["_id"]: inflate(run) for run in runs if run is not None}
             ttls = {key: request.ttl for key, request in remaining.items()}
             grants |= await self._grants.read(db, leased_runs, ttls)
         return [grants.get(self._prefix + request.id) for request in requests]
@@ -270,9 +270,9 @@ class Leases:
         lease = lease_if_free({"$literal": owner}, ttl, claim, epoch, is_due=True)
         if len(keys) == 1:
             run = await update_once(db.runs, {"_id": keys[0], **IS_DUE}, [lease])
-            return {} if run is None else {keys[0]: _inflate(run)}
+            return {} if run is None else {keys[0]: inflate(run)}
         await db.runs.update_many({"_id": {"$in": [*keys]}, **IS_DUE}, [lease])
-        return {run["_id"]: _inflate(run) for run in await _claimed_runs(db, keys, claim)}
+        return {run["_id"]: inflate(run) for run in await _claimed_runs(db, keys, claim)}
 
     async def due(
         self,
@@ -378,7 +378,7 @@ def _ownership(run: Mapping[str, Any]) -> Ownership:
     return Ownership(owner, None if owner is None else run.get("wakeAt"))
 
 
-def _inflate(run: RawBSONDocument) -> Document:
+def inflate(run: RawBSONDocument) -> Document:
     """Return the fields of a run, whose snapshot is still encoded."""
     # Not `{**run}`, which looks up each field separately.
     return dict(run.items())

@@ -11,6 +11,7 @@ from perdure.stores.mongo.updates import (
     HAS_EXPIRED,
     HAS_WAKE_TIME,
     IS_DUE,
+    QUEUE_DEFAULTS,
     Document,
     Pipeline,
     has_prefix,
@@ -79,12 +80,33 @@ def _earliest(runs: Iterable[Any], limit: int, queues: Mapping[str, int]) -> lis
 
 def _supported(supports: Sequence[SupportedVersions]) -> Iterator[Document]:
     """Yield conditions for the workflows, grouped by equal versions."""
-    by_versions: dict[tuple[int, int], list[str | None]] = {}
-    for supported in supports:
-        by_versions.setdefault((supported.first, supported.last), []).append(supported.workflow)
-    for (first, last), workflows in by_versions.items():
+    for (first, last), workflows in _by_versions(supports).items():
         for any_of in _any_of(workflows):
             yield {**any_of, **_has_version(first, last)}
+
+
+def _by_versions(supports: Sequence[SupportedVersions]) -> dict[tuple[int, int], list[str]]:
+    """Return the workflows by their first and last supported version."""
+    by_versions: dict[tuple[int, int], list[str]] = {}
+    for supported in supports:
+        by_versions.setdefault((supported.first, supported.last), []).append(supported.workflow)
+    return by_versions
+
+
+def is_claimable(supports: Sequence[SupportedVersions]) -> Document:
+    """Return the expression for whether a run is in no queue and supported."""
+    version = QUEUE_DEFAULTS["version"]
+    groups = [
+        {
+            "$and": [
+                {"$in": ["$workflow", {"$literal": workflows}]},
+                {"$or": [{"$eq": [version, 0]}, {"$gte": [version, first]}]},
+                {"$lte": [version, last]},
+            ]
+        }
+        for (first, last), workflows in _by_versions(supports).items()
+    ]
+    return {"$and": [{"$eq": [QUEUE_DEFAULTS["queue"], ""]}, {"$or": groups}]}
 
 
 def _has_version(first: int, last: int) -> Document:
@@ -96,7 +118,7 @@ def _has_version(first: int, last: int) -> Document:
     return {"$or": [{"version": 0}, {"version": {"$gte": first, "$lte": last}}]}
 
 
-def _any_of(workflows: Sequence[str | None]) -> Iterator[Document]:
+def _any_of(workflows: Sequence[str] | Sequence[str | None]) -> Iterator[Document]:
     # A range for each; two for runs without a workflow.
     size = MAX_RANGES // 2
     for start in range(0, len(workflows), size):

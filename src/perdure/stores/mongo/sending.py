@@ -27,7 +27,7 @@ from pymongo.errors import PyMongoError
 from perdure.snapshot import is_over
 from perdure.store import Delivery, NewMessage, Receipt
 from perdure.stores.mongo.documents import MAX_DOCUMENT_SIZE, pack
-from perdure.stores.mongo.embedding import FIELDS, embed
+from perdure.stores.mongo.embedding import FIELDS, are_embeddable, embed
 from perdure.stores.mongo.errors import is_connection_lost
 from perdure.stores.mongo.inbox import (
     WITH_DEDUP_ID,
@@ -141,9 +141,17 @@ class _Batch:
 
 async def send(db: Collections, prefix: str, messages: Sequence[NewMessage]) -> list[Receipt]:
     """Put messages in the inboxes of runs, and wake the runs that await them."""
-    embedded, runs = await embed(db, prefix, messages)
-    if embedded:
-        return embedded
+    if not are_embeddable(messages):
+        return await send_documents(db, prefix, messages)
+    receipts, run = await embed(db, prefix, messages)
+    return receipts or await send_documents(db, prefix, messages, run)
+
+
+async def send_documents(
+    db: Collections, prefix: str, messages: Sequence[NewMessage], run: Any = None
+) -> list[Receipt]:
+    """Send messages that are not embedded; `run` is what was read of the run of all of them."""
+    runs = {} if run is None else {run["_id"]: run}
     receipts: dict[int, Receipt] = {}
     for start in range(0, len(messages), _MAX_MESSAGES):
         remaining = _batches(prefix, messages[start : start + _MAX_MESSAGES], start)

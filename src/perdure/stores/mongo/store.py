@@ -23,14 +23,16 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._handoff import Claimant, HandoffShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
 from perdure.stores._searching import Position, SearchResult
-from perdure.stores._shell import NotifyShell, StoreShell, TransactionShell
+from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.mongo import inbox
 from perdure.stores.mongo.append import Appender
 from perdure.stores.mongo.cleanup import Cleanup
 from perdure.stores.mongo.connection import Collection, Connection
+from perdure.stores.mongo.handoff import Handoffs
 from perdure.stores.mongo.journal import Positions, message_name
 from perdure.stores.mongo.keyvalue import KeyValueCollection
 from perdure.stores.mongo.leases import Epochs, Leases
@@ -57,6 +59,7 @@ class _Backend:
         self._positions = positions
         self._runs = Runs(prefix, epochs, self._cleanup)
         self._leases = Leases(prefix, positions, epochs, ServerClock(connection.server_time))
+        self._handoffs = Handoffs(prefix, positions, epochs)
         self._appender = Appender(prefix, positions, self._cleanup)
         self._maintenance = Maintenance(prefix, epochs, self._cleanup)
         self._searcher = Searcher(prefix)
@@ -135,10 +138,20 @@ class _Backend:
             return await due_queues(db, self._prefix, now, limit, low, high)
 
     async def send(self, messages: Sequence[NewMessage]) -> Sequence[Receipt]:
-        # A receipt must take into account what this process has consumed.
-        await self._appender.finish({self._prefix + message.to for message in messages})
+        await self._finish_consuming(messages)
         with self._connection.use() as db:
             return await send(db, self._prefix, messages)
+
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        await self._finish_consuming(messages)
+        with self._connection.use() as db:
+            return await self._handoffs.send_and_claim(db, messages, claimant)
+
+    async def _finish_consuming(self, messages: Sequence[NewMessage]) -> None:
+        # A receipt must take into account what this process has consumed.
+        await self._appender.finish({self._prefix + message.to for message in messages})
 
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         key = self._prefix + id
@@ -178,7 +191,7 @@ class _Backend:
         return notifications(self._connection)
 
 
-class MongoStore(StoreShell[_Backend]):
+class MongoStore(HandoffShell[_Backend]):
     """Keeps runs in MongoDB; see `mongo`."""
 
     def __init__(

@@ -69,6 +69,7 @@ IS_DUE = {"wakeAt": HAS_WAKE_TIME, "$expr": HAS_EXPIRED}
 _MILLISECOND = timedelta(milliseconds=1)
 _IS_NEW = {"$eq": [{"$type": "$snapshot"}, "missing"]}
 _HAS_OWNER = {"$gt": ["$owner", None]}
+IS_UNOWNED: Document = {"$lte": ["$owner", None]}
 _HAS_PASSED = {"$and": [{"$gt": ["$wakeAt", None]}, HAS_EXPIRED]}
 # Documents of awaitly have neither; the index of due runs needs them.
 QUEUE_DEFAULTS = {"queue": {"$ifNull": ["$queue", ""]}, "version": {"$ifNull": ["$version", 0]}}
@@ -209,20 +210,10 @@ def next_epoch(salt: int, floor: int) -> Document:
 
 def new_header(claim: ObjectId, new: LeaseRequest | NewRun) -> Document:
     """Return the header fields of a run that is created with a claim."""
-    fields: Document = {
-        "status": "running",
-        "claim": claim,
-        "incarnation": claim,
-        "queue": "",
-        "version": new.version,
-    }
-    if new.workflow is not None:
-        fields["workflow"] = new.workflow
-    if new.tags:
-        fields["tags"] = [*new.tags]
-    if new.summary:
-        fields["summary"] = new.summary
-    return fields
+    fields: Document = {"status": "running", "claim": claim, "incarnation": claim, "queue": ""}
+    fields |= {"version": new.version, "workflow": new.workflow}
+    fields |= {"tags": [*new.tags] or None, "summary": new.summary or None}
+    return without_null(fields)
 
 
 def create_if_missing(document: Mapping[str, Any]) -> Document:
@@ -247,14 +238,30 @@ def lease_if_free(
     A run with an unexpired lease is also free if its owner is `instead_of`. A run that `is_due` was
     found by the index, and has the fields that the index needs.
     """
-    is_new = {"$eq": ["$incarnation", claim]}
-    is_unowned = {"$lte": ["$owner", None]}
     own = {"$eq": ["$owner", owner]}
     is_abandoned: Document = HAS_EXPIRED
     if instead_of is not None:
         is_abandoned = {"$or": [HAS_EXPIRED, {"$eq": ["$owner", instead_of]}]}
     # By the claim, not the incarnation: another owner may have taken over the new run.
-    free = {"$or": [is_unowned, own, is_abandoned]} if existing else {"$eq": ["$claim", claim]}
+    free = {"$or": [IS_UNOWNED, own, is_abandoned]} if existing else {"$eq": ["$claim", claim]}
+    return lease_if(free, owner, ttl, claim, epoch, is_abandoned=is_abandoned, is_due=is_due)
+
+
+def lease_if(
+    condition: Document,
+    owner: Document,
+    ttl: timedelta,
+    claim: ObjectId,
+    epoch: Document,
+    *,
+    is_abandoned: Document = HAS_EXPIRED,
+    is_due: bool = False,
+) -> Document:
+    """Return the stage that leases a run if a condition holds, and marks it with `claim`.
+
+    If `is_abandoned` holds for a run with an owner, its epoch is noted as expired.
+    """
+    is_new = {"$eq": ["$incarnation", claim]}
     orphaned_epochs = {"$cond": [{"$and": [_HAS_OWNER, is_abandoned]}, ["$epoch"], []]}
     lease_fields = {
         "epoch": "$$epoch",
@@ -273,7 +280,7 @@ def lease_if_free(
     grant_fields = {
         "$let": {"vars": {"epoch": epoch}, "in": {"$mergeObjects": ["$$ROOT", lease_fields]}},
     }
-    return {"$replaceWith": {"$cond": [free, grant_fields, "$$ROOT"]}}
+    return {"$replaceWith": {"$cond": [condition, grant_fields, "$$ROOT"]}}
 
 
 def release_lease(wake_at: datetime | None) -> Pipeline:
@@ -306,11 +313,15 @@ def save_run(document: Mapping[str, Any], epoch: Document, claim: ObjectId) -> P
     return [{"$replaceWith": {"$let": {"vars": {"epoch": epoch}, "in": document_fields}}}]
 
 
+def awaits_any(events: object) -> Document:
+    """Return the expression for whether a run awaits one of these events."""
+    return {"$ne": [{"$setIntersection": [events, {"$ifNull": ["$awaits", []]}]}, []]}
+
+
 def wake_if_awaited(events: object) -> Document:
     """Return the fields that wake an unowned run that awaits one of these events."""
-    awaited_events = {"$setIntersection": [events, {"$ifNull": ["$awaits", []]}]}
     # A run with an owner awaits nothing.
-    wakes = {"$and": [{"$ne": [awaited_events, []]}, {"$not": [_HAS_PASSED]}]}
+    wakes = {"$and": [awaits_any(events), {"$not": [_HAS_PASSED]}]}
     return {
         "wakeAt": {"$cond": [wakes, "$$NOW", "$wakeAt"]},
         "turn": {"$cond": [wakes, 0, "$turn"]},

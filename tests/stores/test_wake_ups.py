@@ -51,6 +51,13 @@ class Observed:
             self.is_ready.set()
         return grants
 
+    async def pause(self) -> None:
+        """Wait until the worker claims no more, so that it has free slots."""
+        claims = -1
+        while claims != len(self.claims):
+            claims = len(self.claims)
+            await asyncio.sleep(0.1)
+
     async def _counted_notifications(self) -> AsyncIterator[None]:
         async for _ in self._listen():
             self.notifications += 1
@@ -91,6 +98,7 @@ async def test_a_signal_is_no_wake_up_and_no_claim(open_store: Callable[[], Any]
         async with Worker(runtime, poll="1h"):
             # The first notification is for what was due before.
             await observed.is_ready.wait()
+            await observed.pause()
             observed.claims.clear()
             observed.notifications = 0
             for run in runs:

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from perdure.store import (
+    INBOX_PAGE,
     Delivery,
     Entry,
     Grant,
@@ -97,9 +98,15 @@ async def acquire(store: PostgresStore, owner: str = "ana") -> Grant:
 
 
 async def hand_off(
-    store: PostgresStore, message: NewMessage = PAID, *, ttl: timedelta = LONG
+    store: PostgresStore, *more: NewMessage, ttl: timedelta = LONG, limit: int = 1
 ) -> Handoff:
-    return await store.send_and_claim([message], "bob", ttl, 1, supports=ORDERS)
+    return await store.send_and_claim([PAID, *more], "bob", ttl, limit, supports=ORDERS)
+
+
+@pytest.fixture(params=["one message", "two messages"])
+def more(request: pytest.FixtureRequest) -> Sequence[NewMessage]:
+    """The other messages of the call; several are sent by another statement."""
+    return [NewMessage("missing", "paid", b"1")] if request.param == "two messages" else []
 
 
 def suspended(epoch: int, *steps: str, rest: Rest, consumes: tuple[str, ...] = ()) -> Entry:
@@ -117,14 +124,18 @@ async def has_messages(store: PostgresStore, grant: Grant) -> bool:
 
 
 async def test_the_second_of_two_handoffs_only_sends(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     await wait_for_paid(store)
     async with uncommitted(store, other) as first:
         message = NewMessage("run", "paid", b"0")
-        _, (grant,) = await first.handoffs.hand_off(message, Claimant("ana", LONG, 1, ORDERS))
-        task = await blocked(other, hand_off(store))
-    assert await task == Handoff((Receipt(Delivery.DELIVERED, 2),))
+        _, (grant,) = await first.handoffs.hand_off(
+            [message, *more], Claimant("ana", LONG, 1, ORDERS)
+        )
+        task = await blocked(other, hand_off(store, *more))
+    handoff = await task
+    assert handoff.receipts[0] == Receipt(Delivery.DELIVERED, 2)
+    assert not handoff.grants
     assert isinstance(grant, Grant)
     assert contents(grant) == (["a"], [b"0"])
     assert await has_messages(store, grant)
@@ -132,14 +143,14 @@ async def test_the_second_of_two_handoffs_only_sends(
 
 
 async def test_a_handoff_that_waited_for_one_that_fails_is_granted(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     await wait_for_paid(store)
     transaction = other.transaction()
     await transaction.start()
     first = Uncommitted(store, other)
-    await first.handoffs.hand_off(PAID, Claimant("ana", LONG, 1, ORDERS))
-    task = await blocked(other, hand_off(store))
+    await first.handoffs.hand_off([PAID, *more], Claimant("ana", LONG, 1, ORDERS))
+    task = await blocked(other, hand_off(store, *more))
     await transaction.rollback()
     (grant,) = (await task).grants
     assert contents(grant) == (["a"], [b"1"])
@@ -147,7 +158,7 @@ async def test_a_handoff_that_waited_for_one_that_fails_is_granted(
 
 
 async def test_a_handoff_that_waited_for_a_rest_gets_its_snapshot(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     """And no message that the rest consumed, which the statement would still see."""
     old = await acquire(store)
@@ -158,7 +169,7 @@ async def test_a_handoff_that_waited_for_a_rest_gets_its_snapshot(
     rest = suspended(epoch, "a", "b", rest=AWAITS_PAID, consumes=(message.id,))
     async with uncommitted(store, other) as owner:
         assert await owner.writer.write([rest]) == [Verdict.ACCEPTED]
-        task = await blocked(other, hand_off(store))
+        task = await blocked(other, hand_off(store, *more))
     (grant,) = (await task).grants
     assert contents(grant) == (["a", "b"], [b"1"])
     assert await store.append([Entry("run", epoch, 2, delta("c"))]) == [Verdict.FENCED]
@@ -172,7 +183,11 @@ async def test_a_handoff_that_waited_for_a_rest_gets_its_snapshot(
     [(Rest("completed"), Delivery.OVER), (Rest("waiting", None, ("go",)), Delivery.DELIVERED)],
 )
 async def test_a_handoff_that_waited_for_another_rest_is_not_granted(
-    store: PostgresStore, other: asyncpg.Connection, rest: Rest, delivery: Delivery
+    store: PostgresStore,
+    other: asyncpg.Connection,
+    more: Sequence[NewMessage],
+    rest: Rest,
+    delivery: Delivery,
 ) -> None:
     """The run awaited the message when the statement began."""
     await wait_for_paid(store)
@@ -182,7 +197,7 @@ async def test_a_handoff_that_waited_for_another_rest_is_not_granted(
         await other.execute("UPDATE perdure_runs SET owner = 'ana'")
         entry = suspended(owner.lease.epoch, rest=rest)
         assert await ending.writer.write([entry]) == [Verdict.ACCEPTED]
-        task = await blocked(other, hand_off(store))
+        task = await blocked(other, hand_off(store, *more))
     handoff = await task
     assert not handoff.grants
     assert handoff.receipts[0].delivery is delivery
@@ -190,27 +205,29 @@ async def test_a_handoff_that_waited_for_another_rest_is_not_granted(
 
 
 async def test_a_handoff_that_waited_for_a_claim_only_sends(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     await wait_for_paid(store)
     await send_one(store, "run", "paid", b"0")
     async with uncommitted(store, other) as claimant:
         (grant,) = await claimant.leases.claim("ana", LONG, 1, ORDERS, {"": 1})
-        task = await blocked(other, hand_off(store))
-    assert await task == Handoff((Receipt(Delivery.DELIVERED, 2),))
+        task = await blocked(other, hand_off(store, *more))
+    handoff = await task
+    assert handoff.receipts[0] == Receipt(Delivery.DELIVERED, 2)
+    assert not handoff.grants
     assert isinstance(grant, Grant)
     assert contents(grant) == (["a"], [b"0"])
     assert await has_messages(store, grant)
 
 
 async def test_a_handoff_that_waited_for_a_message_gets_both(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     """The other sender made the run due, but no other process has claimed it."""
     await wait_for_paid(store)
     async with uncommitted(store, other) as sender:
         await sender.inboxes.send([NewMessage("run", "paid", b"0")])
-        task = await blocked(other, hand_off(store))
+        task = await blocked(other, hand_off(store, *more))
     (grant,) = (await task).grants
     assert contents(grant) == (["a"], [b"0", b"1"])
     assert list(grant.inbox) == list(await store.inbox("run"))
@@ -218,12 +235,12 @@ async def test_a_handoff_that_waited_for_a_message_gets_both(
 
 
 async def test_a_message_or_a_claim_that_waited_for_a_handoff_changes_nothing(
-    store: PostgresStore, other: asyncpg.Connection
+    store: PostgresStore, other: asyncpg.Connection, more: Sequence[NewMessage]
 ) -> None:
     """The message is counted, and the run stays with its owner; a claim skips it."""
     await wait_for_paid(store, Rest("waiting", None, ("paid", "go")))
     async with uncommitted(store, other) as first:
-        _, (grant,) = await first.handoffs.hand_off(PAID, Claimant("ana", LONG, 1, ORDERS))
+        _, (grant,) = await first.handoffs.hand_off([PAID, *more], Claimant("ana", LONG, 1, ORDERS))
         assert await store.claim("bob", LONG, 1) == []
         task = await blocked(other, send_one(store, "run", "go", b"2"))
     assert await task is Delivery.DELIVERED
@@ -268,6 +285,27 @@ async def test_only_a_run_with_earlier_messages_takes_two_statements(store: Post
     (grant,) = (await hand_off(store)).grants
     assert contents(grant) == (["a"], [b"1", b"1"])
     assert len(statements) == 2
+
+
+async def test_several_runs_are_granted_by_one_statement(store: PostgresStore) -> None:
+    """Up to the limit, in the order of the messages; the others are due."""
+    await wait_for_paid(store)
+    data = as_json(snapshot("a"))
+    ids = ["c", "b", "a"]
+    await store.enqueue([NewRun(id, "order", data, version=1, rest=AWAITS_PAID) for id in ids])
+    messages = [NewMessage(id, "paid", id.encode()) for id in [*ids, "c"]]
+    handoff = await hand_off(store, *messages, limit=3)
+    grants = {grant.lease.id: contents(grant) for grant in handoff.grants}
+    assert grants == {"run": (["a"], [b"1"]), "c": (["a"], [b"c", b"c"]), "b": (["a"], [b"b"])}
+    assert [grant.lease.id for grant in await store.claim("ana", LONG, 9)] == ["a"]
+
+
+async def test_a_grant_has_one_page_of_the_messages_of_the_call(store: PostgresStore) -> None:
+    await wait_for_paid(store)
+    (grant,) = (await hand_off(store, *[PAID] * INBOX_PAGE)).grants
+    inbox = await store.inbox("run")
+    assert len(inbox) == INBOX_PAGE + 1
+    assert list(grant.inbox) == list(inbox)[:INBOX_PAGE]
 
 
 async def test_other_processes_are_notified_only_of_a_run_that_is_due(

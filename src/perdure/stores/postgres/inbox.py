@@ -127,6 +127,11 @@ class MessageBatch:
         # If repeated after a lost reply, a message without a dedup id would be there twice.
         self.is_repeatable = all(row.dedup is not None for row in self.rows)
 
+    def columns(self) -> list[object]:
+        """Return the columns of the rows, after the ids of the runs in the order of the locks."""
+        keys = sorted({row.key for row in self.rows})
+        return [keys, *zip(*self.rows, strict=True)]
+
     def receipts(self, outcomes: Iterable[Sequence[Any]]) -> list[Receipt]:
         """Return a receipt for each message, in order.
 
@@ -153,14 +158,10 @@ class Inboxes:
         return batch.receipts(await self._insert(batch))
 
     async def _insert(self, batch: MessageBatch) -> Sequence[Any]:
-        rows, repeatable = batch.rows, batch.is_repeatable
-        if len(rows) == 1:
-            statement = self._statements.sql(SEND_ONE)
-            return await self._fetch(statement, *rows[0], repeatable=repeatable)
-        keys = sorted({row.key for row in rows})
-        columns = zip(*rows, strict=True)
-        statement = self._statements.sql(SEND)
-        return await self._fetch(statement, keys, *columns, repeatable=repeatable)
+        is_one = len(batch.rows) == 1
+        statement = self._statements.sql(SEND_ONE if is_one else SEND)
+        values: Sequence[object] = batch.rows[0] if is_one else batch.columns()
+        return await self._fetch(statement, *values, repeatable=batch.is_repeatable)
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""

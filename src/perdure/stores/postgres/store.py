@@ -272,12 +272,10 @@ class PostgresBackend:
     async def send_and_claim(
         self, messages: Sequence[NewMessage], claimant: Claimant
     ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
-        """Send a message, and lease the run that awaits it, in one statement."""
-        if len(messages) > 1:
-            return await self.send(messages), ()
+        """Insert the messages and lease the runs that await them, in one statement."""
         with self._notifications.announcing_failure():
-            receipts, grants = await self._handoffs.hand_off(messages[0], claimant)
-        if not grants:
+            receipts, grants = await self._handoffs.hand_off(messages, claimant)
+        if len(grants) < len({message.to for message in messages}):
             self._notifications.announce()
         return receipts, grants
 

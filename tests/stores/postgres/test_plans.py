@@ -293,9 +293,23 @@ class TestWriting:
         ids = [int(grant.lease.id.removeprefix("run ")) for grants in claimed for grant in grants]
         assert ids == [n for n in range(1, 100, 2) if n % 10 != 1][:20]
 
+    async def test_a_handoff_examines_only_its_runs(
+        self, store: PostgresStore, plans: list[Plan]
+    ) -> None:
+        """Neither at first, nor once the server uses a generic plan."""
+        for number in range(7):
+            await hand_off(store, number)
+        handoffs = [plan for plan in plans if "supported" in plan.text]
+        assert len(handoffs) == 7 * 5
+        for plan in handoffs:
+            runs = 40 if "row_number" in plan.text else 1
+            assert plan.uses("pkey")
+            assert not plan.scans_table(), plan
+            assert plan.examined <= 4 * runs, plan
+
     async def test_no_verb_scans(self, store: PostgresStore, plans: list[Plan]) -> None:
         """Neither at first, nor once the server uses a generic plan."""
-        for verb in (list_runs, schedule, write, maintain):
+        for verb in (list_runs, schedule, write, hand_off, maintain):
             for number in range(7):
                 await verb(store, number)
         assert len(plans) > 100
@@ -341,6 +355,25 @@ async def write(store: PostgresStore, number: int) -> None:
     await store.append([rest_entry(one, 2)])
     await store.append([rest_entry(many[2], 2, delete=True)])
     await store.append([rest_entry(many[3], 2, tags=("customer=3",))])
+
+
+async def hand_off(store: PostgresStore, number: int) -> None:
+    rest = Rest("waiting", awaits=("paid",))
+    id, data, wanted = f"waiting {number}", as_json(snapshot()), supports("order", "other")
+    await store.enqueue([NewRun(id, "order", data, rest=rest)])
+    for unconsumed in (1, 2):
+        await store.send_and_claim(
+            [NewMessage("run 7", "paid", b"1")], "ana", LONG, 1, supports=wanted
+        )
+        messages = [NewMessage(id, "paid", b"1")]
+        handoff = await store.send_and_claim(messages, "ana", LONG, 1, supports=wanted)
+        assert handoff.receipts[0].unconsumed == unconsumed
+        assert len(handoff.grants) == (unconsumed == 1)
+    ids = [f"waiting {number} {n}" for n in range(40)]
+    await store.enqueue([NewRun(id, "order", data, rest=rest) for id in ids])
+    messages = [NewMessage(id, "paid", b"1") for id in ids]
+    handoff = await store.send_and_claim(messages, "ana", LONG, 30, supports=wanted)
+    assert len(handoff.grants) == 30
 
 
 async def maintain(store: PostgresStore, number: int) -> None:

@@ -5,10 +5,8 @@ gets the newest version of that row, but the old contents of other tables.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import TypeVar
 
 import asyncpg
 import pytest
@@ -30,10 +28,9 @@ from perdure.stores import postgres
 from perdure.stores.postgres import PostgresStore
 from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
+from tests.stores.postgres.locks import blocked, locked_row
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -54,24 +51,6 @@ async def acquire(store: PostgresStore, ttl: timedelta = LONG, owner: str = "ana
     (grant,) = await store.acquire([request])
     assert isinstance(grant, Grant)
     return grant
-
-
-@asynccontextmanager
-async def locked_row(connection: asyncpg.Connection) -> AsyncGenerator[None]:
-    """Lock the run's row like a statement that is not committed yet, then commit."""
-    async with connection.transaction():
-        await connection.execute("SELECT FROM perdure_runs WHERE id = 'run' FOR NO KEY UPDATE")
-        yield
-
-
-async def blocked(connection: asyncpg.Connection, work: Awaitable[T]) -> "asyncio.Future[T]":
-    """Start the work and return its task once it waits for a lock."""
-    task = asyncio.ensure_future(work)
-    waiting_locks = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    while not task.done() and not await connection.fetchval(waiting_locks):
-        await asyncio.sleep(0.01)
-    assert not task.done(), "the work did not wait for the row"
-    return task
 
 
 async def write_entry(connection: asyncpg.Connection, grant: Grant, key: str) -> None:

@@ -66,6 +66,7 @@ def _capabilities(notify: bool, max_value_size: int) -> Capabilities:
         inbox=True,
         transaction=True,
         transactional_enqueue=True,
+        handoff=True,
         notify=notify,
         maintenance=True,
         search=True,

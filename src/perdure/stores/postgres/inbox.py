@@ -1,6 +1,7 @@
 """Send and read messages; the messages of one call are written in one statement."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -105,6 +106,44 @@ class _Outcome(NamedTuple):
     is_duplicate: bool
 
 
+class MessageBatch:
+    """The messages of one call: the rows to insert, and the receipts.
+
+    Of two messages with one dedup id, only the first is inserted.
+    """
+
+    def __init__(self, messages: Sequence[NewMessage], prefix: str) -> None:
+        self._messages = messages
+        rows = [_row_of(message, prefix) for message in messages]
+        first: dict[object, int] = {}
+        self._originals = [
+            index if dedup is None else first.setdefault((key, dedup), index)
+            for index, (key, _, _, dedup) in enumerate(rows)
+        ]
+        self._inserted_indexes = [
+            index for index, original in enumerate(self._originals) if original == index
+        ]
+        self.rows = [rows[index] for index in self._inserted_indexes]
+        # If repeated after a lost reply, a message without a dedup id would be there twice.
+        self.is_repeatable = all(row.dedup is not None for row in self.rows)
+
+    def columns(self) -> list[object]:
+        """Return the columns of the rows, after the ids of the runs in the order of the locks."""
+        keys = sorted({row.key for row in self.rows})
+        return [keys, *zip(*self.rows, strict=True)]
+
+    def receipts(self, outcomes: Iterable[Sequence[Any]]) -> list[Receipt]:
+        """Return a receipt for each message, in order.
+
+        An outcome is the place of a row, which begins at 1, and what happened to it; a row without
+        an outcome has no run.
+        """
+        outcome_of = {
+            self._inserted_indexes[place - 1]: _Outcome(*outcome) for place, *outcome in outcomes
+        }
+        return _receipts(self._messages, self._originals, outcome_of)
+
+
 class Inboxes:
     """The inboxes of the runs whose stored ids begin with `prefix`."""
 
@@ -115,35 +154,14 @@ class Inboxes:
 
     async def send(self, messages: Sequence[NewMessage]) -> list[Receipt]:
         """Insert the messages and wake the runs that await them; return a receipt for each."""
-        rows = [self._row(message) for message in messages]
-        first: dict[object, int] = {}
-        # Of two messages with one dedup id, only the first is inserted.
-        originals = [
-            index if dedup is None else first.setdefault((key, dedup), index)
-            for index, (key, _, _, dedup) in enumerate(rows)
-        ]
-        inserted_indexes = [index for index, original in enumerate(originals) if original == index]
-        outcomes = await self._insert([rows[index] for index in inserted_indexes])
-        outcome_of = {
-            inserted_indexes[place - 1]: _Outcome(*outcome) for place, *outcome in outcomes
-        }
-        return _receipts(messages, originals, outcome_of)
+        batch = MessageBatch(messages, self._prefix)
+        return batch.receipts(await self._insert(batch))
 
-    async def _insert(self, rows: Sequence[_Row]) -> Sequence[Any]:
-        # If repeated after a lost reply, a message without a dedup id would be there twice.
-        repeatable = all(row.dedup is not None for row in rows)
-        if len(rows) == 1:
-            statement = self._statements.sql(SEND_ONE)
-            return await self._fetch(statement, *rows[0], repeatable=repeatable)
-        keys = sorted({row.key for row in rows})
-        columns = zip(*rows, strict=True)
-        statement = self._statements.sql(SEND)
-        return await self._fetch(statement, keys, *columns, repeatable=repeatable)
-
-    def _row(self, message: NewMessage) -> _Row:
-        return _Row(
-            self._prefix + message.to, message.name, message.payload, _digest(message.dedup_id)
-        )
+    async def _insert(self, batch: MessageBatch) -> Sequence[Any]:
+        is_one = len(batch.rows) == 1
+        statement = self._statements.sql(SEND_ONE if is_one else SEND)
+        values: Sequence[object] = batch.rows[0] if is_one else batch.columns()
+        return await self._fetch(statement, *values, repeatable=batch.is_repeatable)
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""
@@ -156,20 +174,29 @@ def _receipts(
     messages: Sequence[NewMessage], originals: Sequence[int], outcomes: dict[int, _Outcome]
 ) -> list[Receipt]:
     """Return a receipt for each message; counts of one run increase in the call's order."""
-    sent_counts: dict[str, int] = {}
+    sent_counts: Counter[str] = Counter()
     receipts: list[Receipt] = []
     for index, (message, original) in enumerate(zip(messages, originals, strict=True)):
         outcome = outcomes.get(original)
-        if outcome is None:
-            receipts.append(Receipt(Delivery.UNKNOWN))
-        elif outcome.is_over and not outcome.is_duplicate:
-            receipts.append(Receipt(Delivery.OVER))
+        delivery = _delivery(outcome, is_inserted=original == index)
+        if outcome is None or delivery is Delivery.OVER:
+            receipts.append(Receipt(delivery))
         else:
-            is_new = outcome.is_sent and original == index
-            sent_counts[message.to] = sent_counts.get(message.to, 0) + is_new
-            delivery = Delivery.DELIVERED if is_new else Delivery.DUPLICATE
+            sent_counts[message.to] += delivery is Delivery.DELIVERED
             receipts.append(Receipt(delivery, outcome.messages + sent_counts[message.to]))
     return receipts
+
+
+def _delivery(outcome: _Outcome | None, *, is_inserted: bool) -> Delivery:
+    if outcome is None:
+        return Delivery.UNKNOWN
+    if outcome.is_over and not outcome.is_duplicate:
+        return Delivery.OVER
+    return Delivery.DELIVERED if outcome.is_sent and is_inserted else Delivery.DUPLICATE
+
+
+def _row_of(message: NewMessage, prefix: str) -> _Row:
+    return _Row(prefix + message.to, message.name, message.payload, _digest(message.dedup_id))
 
 
 def _digest(dedup_id: str | None) -> bytes | None:

@@ -83,7 +83,7 @@ class Leases:
             template, values = CLAIM, [*zip(*ranges, strict=True), limit]
         statement = self._statements.sql(template)
         rows = await self._fetch(statement, owner, ttl, self._prefix, *values)
-        return list((await self._read(rows)).values())
+        return list((await self.read(rows)).values())
 
     async def due(
         self,
@@ -218,10 +218,10 @@ class Leases:
             [request.ttl for request in requests],
             [request.instead_of for request in requests],
         )
-        grants |= await self._read([row for row in rows if row["epoch"] is not None])
+        grants |= await self.read([row for row in rows if row["epoch"] is not None])
         return {row["existing"].removeprefix(self._prefix) for row in rows}
 
-    async def _read(self, rows: Sequence[Any]) -> dict[str, Granted]:
+    async def read(self, rows: Sequence[Any]) -> dict[str, Granted]:
         """Return the grants of leased rows by the runs' ids, in order.
 
         The statement that leased them could not see what was committed while it waited for locks.

@@ -52,16 +52,26 @@ class Notifications:
     @contextmanager
     def announcing(self) -> Generator[None]:
         """Wake the listeners of this store after a write that may make a run due."""
+        with self.announcing_failure():
+            yield
+        self.announce()
+
+    @contextmanager
+    def announcing_failure(self) -> Generator[None]:
+        """Wake the listeners after a write only if its outcome is unknown."""
         try:
             yield
         except BaseException:
             # The write may still be committed, after the listeners have looked for due runs.
             for listener in self._listeners:
                 listener.heeds_own = True
+            self.announce()
             raise
-        finally:
-            for listener in self._listeners:
-                listener.wake()
+
+    def announce(self) -> None:
+        """Wake the listeners of this store."""
+        for listener in self._listeners:
+            listener.wake()
 
     def forget_loop(self) -> None:
         """Drop the listeners of an event loop that has ended."""

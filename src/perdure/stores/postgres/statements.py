@@ -195,12 +195,12 @@ _SET_LEASED = """
     END,
     epoch = greatest(run.epoch + 1, {clock})
 """
-_GRANT_COLUMNS = """
+_LEASE_COLUMNS = """
     run.id, run.owner, run.epoch, run.folded_epoch, run.wake_at, run.takeovers, run.clean,
-    run.messages, run.updated_at, run.queue, run.version,
-    {snapshot} AS snapshot, {inbox_rows} AS inbox,
+    run.messages, run.updated_at, run.queue, run.version, {snapshot} AS snapshot,
     NULL::bytea AS journal, statement_timestamp() AS now
 """
+_GRANT_COLUMNS = "{lease_columns}, {inbox_rows} AS inbox"
 # Whether the row was written after the statement began, so that the inbox it read is outdated.
 _IS_STALE = """
     leased.messages > 0
@@ -377,6 +377,7 @@ class Statements:
         self._parts["replaced_tags"] = tables.sql(
             _REPLACED_TAGS, tags_of_retagged=tags_of["retagged"]
         )
+        self._parts["lease_columns"] = tables.sql(_LEASE_COLUMNS, **self._parts)
         self._parts["grant_columns"] = tables.sql(_GRANT_COLUMNS, **self._parts)
         self._cache: dict[tuple[str, str], str] = {}
 

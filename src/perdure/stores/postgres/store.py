@@ -27,6 +27,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._handoff import Claimant, HandoffShell
 from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
@@ -35,6 +36,7 @@ from perdure.stores._shell import NotifyShell, TransactionShell
 from perdure.stores.postgres.append import Writer
 from perdure.stores.postgres.batch import as_json, rest_columns
 from perdure.stores.postgres.database import Database, Transaction
+from perdure.stores.postgres.handoff import Handoffs
 from perdure.stores.postgres.inbox import Inboxes
 from perdure.stores.postgres.joining import LOCATE_TABLE, Place, join
 from perdure.stores.postgres.keyvalue import KeyValueTable
@@ -90,6 +92,7 @@ class PostgresBackend:
     _writer: Writer
     _leases: Leases
     _inboxes: Inboxes
+    _handoffs: Handoffs
     _searches: Searches
     _maintenance: Maintenance
 
@@ -128,6 +131,7 @@ class PostgresBackend:
         self._writer = Writer(fetch, statements, prefix)
         self._leases = Leases(fetch, statements, prefix)
         self._inboxes = Inboxes(self._database, statements, prefix)
+        self._handoffs = Handoffs(self._database, statements, self._leases, prefix)
         self._searches = Searches(fetch, statements, prefix)
         self._maintenance = Maintenance(fetch, statements, self._searches, prefix)
 
@@ -265,6 +269,16 @@ class PostgresBackend:
         with self._notifications.announcing():
             return await self._inboxes.send(messages)
 
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        """Insert the messages and lease the runs that await them, in one statement."""
+        with self._notifications.announcing_failure():
+            receipts, grants = await self._handoffs.hand_off(messages, claimant)
+        if len(grants) < len({message.to for message in messages}):
+            self._notifications.announce()
+        return receipts, grants
+
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's unconsumed messages."""
         return await self._inboxes.read(id, after, limit)
@@ -322,7 +336,9 @@ class PostgresBackend:
         return key
 
 
-class PostgresStore(TransactionShell[PostgresBackend], JoiningShell[PostgresBackend]):
+class PostgresStore(
+    HandoffShell[PostgresBackend], TransactionShell[PostgresBackend], JoiningShell[PostgresBackend]
+):
     """Stores runs in PostgreSQL; see `postgres`."""
 
 

@@ -1,104 +1,39 @@
-"""Searches and claims on SQLite use indexes, and examine no more runs than they need."""
+"""Statements on SQLite use indexes, and examine no more runs than they need."""
 
+import pkgutil
 import re
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from itertools import count
-from pathlib import Path
-from typing import Any, TypeAlias
+from importlib import import_module
+from typing import Any
 
 import pytest
 
-from perdure.store import NewMessage, Query, SupportedVersions
+from perdure.store import (
+    Entry,
+    Lease,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Query,
+    Rest,
+    SupportedVersions,
+)
 from perdure.stores._backend import PruneRequest
 from perdure.stores._handoff import Claimant
 from perdure.stores._searching import MAX_EXAMINED
-from perdure.stores.sqlite.connection import drive, execute
 from perdure.stores.sqlite.handoff import HandoffVerbs
 from perdure.stores.sqlite.inbox import InboxVerbs
-from perdure.stores.sqlite.runs import Verb
-from perdure.stores.sqlite.schedule import ScheduleVerbs
-from perdure.stores.sqlite.schema import Schema
+from perdure.stores.sqlite.notify import NEWEST_DUE
+from perdure.stores.sqlite.runs import RunVerbs, Verb
 from perdure.stores.sqlite.search import SearchVerbs
-from perdure.stores.sqlite.statements import Statement, Statements
+from perdure.stores.sqlite.statements import Statement
+from tests.stores.sqlite.recorder import NAMES, START, STATEMENTS, Call, Recorder, recorder
 
-FEW, MANY = 5_000, 50_000
-START, HOUR = 1_900_000_000, timedelta(hours=1)
+SMALL, FEW, MANY = 200, 5_000, 50_000
+HOUR = timedelta(hours=1)
 NOW = datetime.fromtimestamp(START, UTC)
-
-# Each workflow has all statuses, queues and versions. Half of the queued runs are due;
-# all of them await a message.
-FILL = """
-    WITH RECURSIVE number (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM number WHERE i + 1 < :count)
-    INSERT INTO runs (
-        id, snapshot, updated_at, workflow, status, awaits, wake_at, epoch, queue, version, tags,
-        created_at
-    )
-    SELECT printf('run %08d', i * 7919 % :count), printf('{"padding": "%0500d"}', i),
-        strftime('%Y-%m-%dT%H:%M:%S.000000Z', :start - i, 'unixepoch'),
-        printf('workflow %d', i % 10),
-        CASE i / 10 % 4 WHEN 0 THEN 'completed' WHEN 1 THEN 'failed' ELSE 'queued' END,
-        CASE WHEN i / 10 % 4 > 1 THEN '["paid"]' END,
-        CASE WHEN i / 10 % 4 > 1 THEN :start * 1000000 + (i - :count / 2) * 1000 END, i,
-        CASE i / 40 % 2 WHEN 0 THEN '' ELSE printf('queue %d', i / 80 % 10) END,
-        i / 7 % 3, CASE i / 3 % 5 WHEN 0 THEN printf('["kind=%d"]', i % 10) ELSE '[]' END,
-        (:start - i) * 1000000
-    FROM number
-"""
-
-Call: TypeAlias = Callable[[SearchVerbs, ScheduleVerbs], Verb[Any]]
-
-
-class Recorder:
-    """Runs verbs and keeps their statements, and how many instructions these took."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-        self.statements: list[Statement] = []
-        self.steps = 0
-        names = (Statements("runs"), "", lambda: START * 1_000_000)
-        self._verbs = SearchVerbs(*names), ScheduleVerbs(*names)
-
-    def run(self, call: Call) -> Any:
-        """Return the result of a verb; what it writes is rolled back."""
-        self.statements, instructions = [], count()
-        self.connection.set_progress_handler(lambda: next(instructions) < 0, 10)
-        self.connection.execute("BEGIN")
-        try:
-            return drive(self.connection, self._recorded(call(*self._verbs)))
-        finally:
-            self.connection.set_progress_handler(None, 0)
-            self.connection.execute("ROLLBACK")
-            self.steps = next(instructions) * 10
-
-    def plans(self) -> list[str]:
-        """Return the lines of the statements' query plans."""
-        explained = [
-            execute(self.connection, Statement(f"EXPLAIN QUERY PLAN {one.sql}", one.values))
-            for one in self.statements
-        ]
-        return [row[3] for outcome in explained for row in outcome.rows]
-
-    def _recorded(self, verb: Verb[Any]) -> Verb[Any]:
-        try:
-            statements = next(verb)
-            while True:
-                self.statements += statements
-                statements = verb.send((yield statements))
-        except StopIteration as done:
-            return done.value
-
-
-def recorder(path: Path, runs: int) -> Recorder:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("BEGIN")
-    drive(connection, Schema("migrations", "runs").migrate())
-    connection.execute(FILL, {"count": runs, "start": START})
-    connection.execute("COMMIT")
-    return Recorder(connection)
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +44,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
         yield recorded
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["", "analyzed"])
+@pytest.fixture(scope="module", params=[0, MANY, SMALL], ids=["", "analyzed", "analyzed small"])
 def many(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Recorder]:
-    """50,000 runs, with and without statistics about them."""
-    recorded = recorder(tmp_path_factory.mktemp("many") / "runs.db", MANY)
-    if request.param:
-        recorded.connection.execute("ANALYZE")
+    """50,000 runs, without statistics, with them, and with those of a small file."""
+    recorded = recorder(tmp_path_factory.mktemp("many") / "runs.db", MANY, request.param)
     with closing(recorded.connection):
         yield recorded
 
@@ -136,16 +69,41 @@ def due(supports: Sequence[SupportedVersions] | None, *queues: str) -> Call:
 
 
 def hand_off(limit: int) -> Call:
-    verbs = HandoffVerbs(Statements("runs"), "", lambda: START * 1_000_000)
-    messages = [NewMessage(f"run {number:08}", "paid", b"1") for number in range(100)]
-    return lambda *_: verbs.send_and_claim(messages, Claimant("ana", HOUR, limit, TEN))
+    messages = [NewMessage(id, "paid", b"1") for id in ids(limit)]
+    return lambda *_: HANDOFFS.send_and_claim(messages, Claimant("ana", HOUR, limit, TEN))
 
 
-def prune(workflow: str | None, *tags: str) -> Call:
-    request = PruneRequest(timedelta(0), ("completed", "failed"), workflow, tags, 20, True)
+def ids(number: int) -> list[str]:
+    return [f"run {n:08}" for n in range(number)]
+
+
+def append(number: int, rest: Rest | None = None) -> Call:
+    entries = [Entry(id, 1, 1, b"1", rest=rest, consumes=("1",)) for id in ids(number)]
+    return lambda *_: RUNS.append(entries)
+
+
+def send(number: int) -> Call:
+    messages = [NewMessage(id, "paid", b"1", "second") for id in ids(number)]
+    return lambda *_: HANDOFFS.send(messages)
+
+
+def acquire(number: int) -> Call:
+    requests = [LeaseRequest(id, "ana", HOUR, create=b"1") for id in ids(number)]
+    return lambda _, schedule: schedule.acquire(requests)
+
+
+def watch(*_: object) -> Verb[None]:
+    values = {"now": START * 1_000_000, "prefix": ""}
+    yield [Statement(STATEMENTS.sql(NEWEST_DUE), values)]
+
+
+def prune(workflow: str | None, *tags: str, dry_run: bool = True) -> Call:
+    request = PruneRequest(timedelta(0), ("completed", "failed"), workflow, tags, 20, dry_run)
     return lambda searches, _: searches.prune(request)
 
 
+RUNS, HANDOFFS = RunVerbs(*NAMES), HandoffVerbs(*NAMES)
+PREFIXED = SearchVerbs(STATEMENTS, "run 0", NAMES[2])
 TEN = [SupportedVersions(f"workflow {number}", 1, 2) for number in range(10)]
 ALL_QUEUES = ["", *(f"queue {number}" for number in range(10))]
 ID, LIST, STATUS, DUE = "sqlite_autoindex_runs_1", "runs_list", "runs_status", "runs_due"
@@ -193,6 +151,81 @@ CALLS: dict[str, tuple[Call, str]] = {
     "queues": (lambda _, schedule: schedule.queues(NOW, 5, "\x01", None), DUE),
 }
 
+LEASES = [Lease(id, "ana", 1, NOW) for id in ids(500)]
+NEW_RUNS = [NewRun(f"new {number}", "workflow", b"1") for number in range(500)]
+# 129 and 200 rows use the statement for 256, and 500 rows use it twice.
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 129, 200, 256, 500]
+BATCHES: dict[str, Callable[[int], Call]] = {
+    "append": append,
+    "rest": lambda number: append(number, Rest("suspended", awaits=("paid",))),
+    "delete": lambda number: append(number, Rest("completed", delete=True)),
+    "acquire": acquire,
+    "renew": lambda number: lambda _, schedule: schedule.renew(LEASES[:number], HOUR),
+    "release": lambda number: lambda _, schedule: schedule.release(LEASES[:number], None),
+    "owners": lambda number: lambda _, schedule: schedule.owners(ids(number)),
+    "enqueue": lambda number: lambda _, schedule: schedule.enqueue(NEW_RUNS[:number]),
+    "send": send,
+    "handoff": hand_off,
+    "summaries": lambda number: lambda searches, _: searches.summaries(ids(number)),
+}
+STATS: Call = lambda searches, _: searches.stats()  # noqa: E731
+FIRST = "run 00000000"
+OTHERS: dict[str, Call] = {
+    "watch": watch,
+    "load": lambda *_: RUNS.load(FIRST),
+    "save": lambda *_: RUNS.save(FIRST, b"1", "workflow", Rest("suspended", awaits=("paid",))),
+    "delete": lambda *_: RUNS.delete(FIRST),
+    "fence": lambda *_: RUNS.fence(FIRST, 1),
+    "inbox": lambda *_: HANDOFFS.inbox(FIRST, None, None),
+    "tag and prefix": search(Query(tags=("kind=3",), prefix="run 0000001")),
+    "counts of a prefix": lambda *_: PREFIXED.counts(Query(), 20),
+    "deleting prune": prune(None, dry_run=False),
+    "deleting prune of a tag": prune(None, "kind=3", dry_run=False),
+}
+
+
+def templates() -> dict[str, str]:
+    """Return the statements in the modules of the store, by name."""
+    package = import_module("perdure.stores.sqlite")
+    names = [one.name for one in pkgutil.iter_modules(package.__path__)]
+    return {
+        name: value
+        for module in (import_module(f"{package.__name__}.{name}") for name in names)
+        for name, value in vars(module).items()
+        if name.isupper() and not name.startswith("_") and isinstance(value, str) and "$" in value
+    }
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_a_batch_scans_no_table(many: Recorder, batch: str) -> None:
+    """Whatever its size, each row is looked up in an index."""
+    for size in SIZES:
+        many.run(BATCHES[batch](size))
+        assert many.scans() == [set()] * len(many.statements), size
+
+
+@pytest.mark.parametrize("call", [*CALLS, *OTHERS])
+def test_a_call_scans_no_table(many: Recorder, call: str) -> None:
+    """Nor does one for a single run, a search, a claim or a prune."""
+    many.run(OTHERS[call] if call in OTHERS else CALLS[call][0])
+    assert many.scans() == [set()] * len(many.statements)
+
+
+def test_statistics_scan_the_runs_twice(many: Recorder) -> None:
+    """They count all runs by status and the due runs by queue, but only read the leased runs."""
+    many.run(STATS)
+    assert many.scans() == [{"runs"}, {"runs"}, set()]
+
+
+def test_the_plans_of_all_statements_are_checked(few: Recorder) -> None:
+    """A new statement has to be added to the calls above."""
+    calls = [*OTHERS.values(), *(call for call, _ in CALLS.values())]
+    batches = [batch(2) for batch in BATCHES.values()]
+    for call in (*calls, *batches, STATS):
+        few.run(call)
+    unused = [name for name, one in templates().items() if one not in STATEMENTS.templates]
+    assert unused == []
+
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_index_is_used(many: Recorder, call: str) -> None:
@@ -213,6 +246,17 @@ def test_the_work_does_not_grow_with_the_number_of_runs(
     few.run(verb)
     many.run(verb)
     assert many.steps <= few.steps * 1.3 + 1000
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_work_of_a_batch_does_not_grow_with_the_number_of_runs(
+    few: Recorder, many: Recorder, batch: str
+) -> None:
+    """Nor does a batch of many runs take more instructions."""
+    for size in (1, 200):
+        few.run(BATCHES[batch](size))
+        many.run(BATCHES[batch](size))
+        assert many.steps <= few.steps * 1.3 + 1000
 
 
 def test_versions_that_cannot_be_driven_are_skipped_inside_the_index(many: Recorder) -> None:
@@ -247,7 +291,7 @@ def test_a_message_costs_the_same_however_many_wait(few: Recorder) -> None:
     """The log of a map receives a message from each of its children, and awaits none of them."""
     asleep = "SELECT id FROM runs WHERE wake_at > ?"
     [run_id] = few.connection.execute(asleep, [START * 1_000_000]).fetchone()
-    inbox = InboxVerbs(Statements("runs"), "", lambda: START * 1_000_000)
+    inbox = InboxVerbs(*NAMES)
     messages = [NewMessage(run_id, f"ended {n}", b"1", f"{n}") for n in range(2000)]
 
     def send_all(_: object, __: object) -> Verb[Any]:

@@ -42,14 +42,14 @@ GRANT = """
 
 # changes() is the number of runs that the statement before has leased. If there are some, others
 # may be read that had this owner before; these are left out later.
-JUST_LEASED = """
+_JUST_LEASED = """
     SELECT r.id AS key FROM json_each(:names) AS e CROSS JOIN $runs AS r
     WHERE changes() > 0 AND r.id = e.key AND r.owner = :owner
 """
 
-NEW_JOURNALS = JOURNALS.replace("$keys", JUST_LEASED)
+NEW_JOURNALS = JOURNALS.replace("$keys", _JUST_LEASED)
 
-NEW_INBOXES = INBOXES.replace("$keys", JUST_LEASED)
+NEW_INBOXES = INBOXES.replace("$keys", _JUST_LEASED)
 
 
 class HandoffVerbs(LeaseVerbs, InboxVerbs):

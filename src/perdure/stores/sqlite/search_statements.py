@@ -194,11 +194,13 @@ DUE_QUEUES = """
 """
 
 # An owned run has the status running, and there are far fewer of these than runs with a wake time.
+# With json_each, because a comparison of the joined run with a constant may have a Bloom filter.
 LEASED_QUEUES = """
     WITH RECURSIVE $all_workflows
     SELECT $queue_name, count(*) FROM (
-        SELECT r.id, r.queue, r.owner, r.wake_at FROM all_workflows AS w CROSS JOIN $runs AS r
-        WHERE r.workflow IS w.name AND r.status = 'running'
+        SELECT r.id, r.queue, r.owner, r.wake_at
+        FROM all_workflows AS w CROSS JOIN json_each('["running"]') AS s CROSS JOIN $runs AS r
+        WHERE r.workflow IS w.name AND r.status = s.value
         LIMIT -1
     ) AS r
     WHERE r.owner IS NOT NULL AND r.wake_at > $now

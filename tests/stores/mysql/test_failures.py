@@ -21,11 +21,22 @@ from perdure.errors import (
     StoreUnavailable,
     ValueTooLarge,
 )
-from perdure.store import Entry, Grant, LeaseRequest, NewRun, Verdict
+from perdure.store import (
+    Delivery,
+    Entry,
+    Grant,
+    Handoff,
+    LeaseRequest,
+    NewMessage,
+    NewRun,
+    Receipt,
+    Rest,
+    Verdict,
+)
 from perdure.stores import mysql
 from perdure.stores.mysql import MysqlStore
 from perdure.testing.clock import TestClock
-from perdure.testing.conformance.harness import send_one
+from perdure.testing.conformance.harness import send_one, supports
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments, query
 from tests.servers.proxy import TcpProxy
@@ -102,6 +113,24 @@ class TestLostConnection:
         with pytest.raises(StoreUnavailable):
             await store.transact("run", grant.lease.epoch, work)
         assert await steps(store) == ["a"]
+
+    async def test_a_handoff_whose_commit_is_lost_is_not_repeated(
+        self, store: MysqlStore, proxy: TcpProxy
+    ) -> None:
+        """The message would be sent twice. With a dedup id it is found, and nothing is granted."""
+        for id, dedup_id in (("a", None), ("b", "x")):
+            rest = Rest("waiting", None, ("paid",))
+            await store.enqueue([NewRun(id, "order", as_json(snapshot()), rest=rest)])
+            proxy.drop_next_reply(to=b"COMMIT")
+            message = NewMessage(id, "paid", b"1", dedup_id)
+            handoff = store.send_and_claim([message], "ana", LONG, 1, supports=supports("order"))
+            if dedup_id is None:
+                with pytest.raises(StoreUnavailable):
+                    await handoff
+            else:
+                assert await handoff == Handoff((Receipt(Delivery.DUPLICATE, 1),))
+            assert len(await store.inbox(id)) == 1
+            assert await store.claim("bob", LONG, 1) == []
 
 
 async def test_a_long_idle_connection_is_pinged(mysql_url: str) -> None:

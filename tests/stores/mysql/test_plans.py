@@ -13,7 +13,7 @@ import pytest
 
 from perdure.store import Entry, Grant, LeaseRequest, Rest, Verdict
 from perdure.stores import mysql
-from perdure.stores.mysql import MysqlStore, enqueue, inbox, maintenance, tags
+from perdure.stores.mysql import MysqlStore, enqueue, handoff, inbox, maintenance, tags
 from perdure.stores.mysql import statements as sql
 from perdure.stores.mysql.literals import Statement, Value
 from perdure.testing.conformance.harness import send_one
@@ -56,12 +56,14 @@ STATEMENTS: dict[str, tuple[str, Sequence[Value]]] = {
     "lock leased": (sql.LOCK_LEASED, [IDS]),
     "lock requested": (sql.LOCK_REQUESTED, [["ana"], IDS]),
     "lock receivers": (inbox.LOCK_RECEIVERS, [IDS]),
+    "lock candidates": (handoff.LOCK_CANDIDATES, [IDS]),
+    "snapshots": (handoff.SNAPSHOTS, [IDS]),
     "lock old": (maintenance.LOCK_OLD, [IDS, Statement(b"run.folded = -1")]),
     "queue inserted": (enqueue.QUEUE_INSERTED, [IDS]),
     "set created": (tags.SET_CREATED, [IDS]),
     "count sent": (inbox.COUNT_SENT, [1, True, AT, IDS]),
     "count consumed": (sql.COUNT_CONSUMED, [1, IDS]),
-    "lease": (sql.LEASE, [False, AT, 1, "ana", AT, IDS]),
+    "lease": (sql.LEASE, [False, AT, 1, "ana", AT, 1, IDS]),
     "renew": (sql.RENEW, [AT, IDS]),
     "release": (sql.RELEASE, [AT, IDS]),
     "delete runs": (sql.DELETE_RUNS, [IDS]),

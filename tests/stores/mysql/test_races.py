@@ -15,9 +15,9 @@ from perdure.stores.mysql import MysqlStore
 from perdure.testing.conformance.harness import send_one
 from perdure.testing.conformance.samples import as_json, delta, snapshot
 from tests.servers.mysql import connect_arguments, query
+from tests.stores.mysql.locks import blocked
 
 LONG, SHORT = timedelta(minutes=5), timedelta(milliseconds=1)
-WAITING = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
 
 T = TypeVar("T")
 
@@ -57,13 +57,7 @@ class Other:
 
     async def blocked(self, work: Awaitable[T]) -> "asyncio.Future[T]":
         """Start the work and return its task once it waits for the row."""
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(0.01)
-        while not task.done() and query(self._url, WAITING) == ((0,),):
-            # MariaDB refreshes this table only if it was not read for a tenth of a second.
-            await asyncio.sleep(0.11)
-        assert not task.done(), "the work did not wait for the row"
-        return task
+        return await blocked(self._url, work)
 
 
 @pytest.fixture

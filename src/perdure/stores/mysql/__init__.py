@@ -45,6 +45,7 @@ def mysql(
         queues=True,
         inbox=True,
         transaction=True,
+        handoff=True,
         transactional_enqueue=True,
         maintenance=True,
         search=True,

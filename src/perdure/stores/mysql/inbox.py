@@ -1,7 +1,7 @@
 """Send and read messages; the messages of one call are written in one transaction."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from typing import NamedTuple
@@ -37,7 +37,7 @@ COUNT_SENT = """
 """
 
 
-class _Receiver(NamedTuple):
+class Receiver(NamedTuple):
     """A locked run as of `now`."""
 
     status: RunStatus
@@ -47,10 +47,14 @@ class _Receiver(NamedTuple):
     messages: int
     now: datetime
 
-    def is_woken_by(self, name: str) -> bool:
-        """Return whether a message with this name makes the run due before its time."""
-        is_late = self.wake_at is None or self.wake_at > self.now
-        return self.is_unowned and is_late and name in self.awaits
+    @property
+    def is_due(self) -> bool:
+        """Return whether the wake time has passed."""
+        return self.wake_at is not None and self.wake_at <= self.now
+
+    def is_awaiting(self, name: str) -> bool:
+        """Return whether a message with this name makes the run due."""
+        return self.is_unowned and name in self.awaits
 
 
 class Inboxes:
@@ -65,15 +69,16 @@ class Inboxes:
         """Insert the messages and wake the runs that await them, while the runs are locked."""
 
         async def work(transaction: Transaction) -> list[Receipt]:
-            batch = _Batch(messages, self._prefix)
-            receivers, *duplicates = await transaction.run(*self._lock(batch))
-            receipts = batch.judge(receivers, duplicates)
+            batch = MessageBatch(messages, self._prefix)
+            lock = self._bind(LOCK_RECEIVERS, batch.keys)
+            receivers, *duplicates = await transaction.run(lock, *self.find_duplicates(batch))
+            runs = {key: _receiver(*columns) for key, *columns in receivers.rows}
+            receipts = batch.judge(runs, duplicates)
             if batch.rows:
-                await transaction.finish(*self._write(batch))
+                await transaction.finish(*self.write(batch))
             return receipts
 
-        repeatable = all(message.dedup_id is not None for message in messages)
-        return await self._database.transact(work, repeatable=repeatable)
+        return await self._database.transact(work, repeatable=is_repeatable(messages))
 
     async def read(self, id: str, after: str | None, limit: int | None) -> list[Message]:
         """Return unconsumed messages in the order they were sent."""
@@ -83,37 +88,52 @@ class Inboxes:
         result = await self._database.run_alone(self._bind(sql.INBOX, key, seq, most))
         return read_inboxes(result.rows)[key]
 
-    def _lock(self, batch: "_Batch") -> Iterator[Statement]:
-        keys = sorted({key for key, _ in batch.places})
-        yield self._bind(LOCK_RECEIVERS, keys)
+    def find_duplicates(self, batch: "MessageBatch") -> Iterator[Statement]:
+        """Yield the statements that look for the dedup ids of the messages."""
         rows = sorted({(key, digest) for key, digest in batch.places if digest is not None})
         for first, *others in chunks(rows):
             yield self._bind(FIND_DUPLICATES, *first, Rows(_FIND_ROW, others, b""))
 
-    def _write(self, batch: "_Batch") -> Iterator[Statement]:
+    def write(self, batch: "MessageBatch") -> Iterator[Statement]:
+        """Yield the statements that insert the messages, and count them and wake their runs."""
         for rows in chunks(batch.rows):
             yield self._bind(SEND, rows)
         keys: dict[tuple[int, bool], list[Value]] = defaultdict(list)
         for key, number in batch.sent_counts.items():
-            keys[number, key in batch.woken_keys].append(key)
+            keys[number, batch.wakes(key)].append(key)
         for (number, wakes), receivers in keys.items():
             yield self._bind(COUNT_SENT, number, wakes, batch.now, receivers)
 
 
-class _Batch:
-    """The messages of one call: their receipts, and the statements that write them."""
+class MessageBatch:
+    """The messages of one call, their receipts, and what has to be written.
+
+    `sent_counts` are the numbers of messages that are sent to each run, by the run's stored id.
+    `awaiting` are the unowned runs that await one of these messages, in the messages' order.
+    """
 
     def __init__(self, messages: Sequence[NewMessage], prefix: str) -> None:
         self.places = [(prefix + message.to, _digest(message.dedup_id)) for message in messages]
         self.rows: list[tuple[Value, ...]] = []
         self.sent_counts: Counter[str] = Counter()
-        self.woken_keys: set[str] = set()
+        self.awaiting: dict[str, Receiver] = {}
         self.now: datetime | None = None
         self._messages = messages
 
-    def judge(self, receivers: Result, duplicates: Sequence[Result]) -> list[Receipt]:
-        """Return the receipts, in order, and record what has to be written."""
-        runs = {key: _receiver(*columns) for key, *columns in receivers.rows}
+    @property
+    def keys(self) -> list[str]:
+        """The stored ids of the runs, in the order in which they are locked."""
+        return sorted({key for key, _ in self.places})
+
+    def wakes(self, key: str) -> bool:
+        """Return whether the messages make the run due before its time."""
+        return key in self.awaiting and not self.awaiting[key].is_due
+
+    def judge(self, runs: Mapping[str, Receiver], duplicates: Sequence[Result]) -> list[Receipt]:
+        """Return the receipts, in order, and record what has to be written.
+
+        `runs` are the locked runs by their stored ids.
+        """
         used_digests = {(key, digest) for result in duplicates for key, digest in result.rows}
         return [
             self._deliver(message, key, digest, runs.get(key), used_digests)
@@ -125,7 +145,7 @@ class _Batch:
         message: NewMessage,
         key: str,
         digest: bytes | None,
-        run: _Receiver | None,
+        run: Receiver | None,
         used_digests: set[tuple[str, bytes]],
     ) -> Receipt:
         if run is None:
@@ -139,9 +159,14 @@ class _Batch:
         self.now = run.now
         self.sent_counts[key] += 1
         self.rows.append((key, message.name, message.payload, run.now, digest))
-        if run.is_woken_by(message.name):
-            self.woken_keys.add(key)
+        if run.is_awaiting(message.name):
+            self.awaiting[key] = run
         return Receipt(Delivery.DELIVERED, run.messages + self.sent_counts[key])
+
+
+def is_repeatable(messages: Sequence[NewMessage]) -> bool:
+    """Return whether sending the messages twice has the effect of sending them once."""
+    return all(message.dedup_id is not None for message in messages)
 
 
 def _receiver(
@@ -151,10 +176,10 @@ def _receiver(
     wake_at: datetime | None,
     messages: int,
     now: datetime,
-) -> _Receiver:
+) -> Receiver:
     wakes = None if wake_at is None else read_datetime(wake_at)
     now = read_datetime(now)
-    return _Receiver(status, bool(is_unowned), read_names(awaits), wakes, messages, now)
+    return Receiver(status, bool(is_unowned), read_names(awaits), wakes, messages, now)
 
 
 def _digest(dedup_id: str | None) -> bytes | None:

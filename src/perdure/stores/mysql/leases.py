@@ -58,12 +58,13 @@ class LockedRun(NamedTuple):
 
 
 class NewLease(NamedTuple):
-    """A locked run and its new lease."""
+    """A locked run, its new lease, and how many messages are sent to it at the same time."""
 
     run: LockedRun
     owner: str
     ttl: timedelta
     instead_of: str | None = None
+    sent: int = 0
 
     @property
     def is_replacement(self) -> bool:
@@ -130,9 +131,9 @@ class Leases:
                 return []
             runs.sort(key=lambda run: run.wake_at or now)
             leases = [NewLease(run, owner, ttl) for run in runs]
-            grants = self._lease(leases)
-            results = await transaction.finish(*grants, *self._read(leases))
-            return [*self._grants(leases, results[len(grants) :]).values()]
+            grants = self.lease(leases)
+            results = await transaction.finish(*grants, *self.read(leases))
+            return [*self.grants(leases, results[len(grants) :]).values()]
 
         return await self._database.transact(work, repeatable=False)
 
@@ -168,6 +169,50 @@ class Leases:
 
         await self._database.transact(work)
 
+    def lease(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
+        """Return the statements that lease locked runs."""
+        keys_by_lease: dict[tuple[str, timedelta, bool, int], list[Value]] = defaultdict(list)
+        for lease in leases:
+            terms = (lease.owner, lease.ttl, lease.is_replacement, lease.sent)
+            keys_by_lease[terms].append(lease.run.key)
+        now = leases[0].run.now if leases else from_microseconds(0)
+        return [
+            self._bind(sql.LEASE, replaces, now, to_microseconds(now), owner, now + ttl, sent, keys)
+            for (owner, ttl, replaces, sent), keys in keys_by_lease.items()
+        ]
+
+    def read(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
+        """Return the statements that read the journals and inboxes of leased runs."""
+        if not leases:
+            return []
+        statements = []
+        if keys := _keys_with_journals(leases):
+            statements.append(self._bind(sql.JOURNALS, keys))
+        long = {lease.run.key for lease in leases if lease.run.messages + lease.sent > INBOX_PAGE}
+        if short := [lease.run.key for lease in leases if lease.run.key not in long]:
+            statements.append(self._bind(sql.INBOXES, short))
+        return [*statements, *(self._bind(sql.INBOX, key, 0, INBOX_PAGE) for key in long)]
+
+    def grants(self, leases: Sequence[NewLease], results: Sequence[Result]) -> dict[str, Granted]:
+        """Return the grants by the runs' stored ids, in order, from the results of `read`."""
+        first, *others = results
+        has_journals = bool(_keys_with_journals(leases))
+        journals, inboxes = (first.rows, others) if has_journals else ((), results)
+        entries = read_journals(journals)
+        messages = read_inboxes(row for inbox in inboxes for row in inbox.rows)
+        written_epochs = {(key, epoch) for key, epoch, _ in journals}
+        lowest_epoch = to_microseconds(leases[0].run.now)
+        return {
+            new.run.key: self._grant(
+                new,
+                entries[new.run.key],
+                tuple(messages[new.run.key][:INBOX_PAGE]),
+                epoch=max(new.run.epoch + 1, lowest_epoch),
+                has_progressed=(new.run.key, new.run.epoch) in written_epochs,
+            )
+            for new in leases
+        }
+
     async def _lock_owned(
         self, transaction: Transaction, leases: Sequence[Lease]
     ) -> dict[str, LockedRun]:
@@ -175,7 +220,7 @@ class Leases:
         current = {(self._prefix + lease.id, lease.epoch, lease.owner) for lease in leases}
         keys = sorted({key for key, _, _ in current})
         [result] = await transaction.run(self._bind(sql.LOCK_LEASED, keys))
-        runs = map(_timed_run, result.rows)
+        runs = map(timed_run, result.rows)
         return {run.key: run for run in runs if (run.key, run.epoch, run.owner) in current}
 
     async def _acquire_distinct(self, requests: Sequence[LeaseRequest]) -> dict[str, Granted]:
@@ -212,7 +257,7 @@ class Leases:
         pairs = ((request.owner, request.instead_of) for request in by_key.values())
         owners = sorted({owner for pair in pairs for owner in pair if owner is not None})
         [result] = await transaction.run(self._bind(sql.LOCK_REQUESTED, owners, [*by_key]))
-        existing = {row[0]: _timed_run(row) for row in result.rows}
+        existing = {row[0]: timed_run(row) for row in result.rows}
         leases = [
             NewLease(run, request.owner, request.ttl, request.instead_of)
             for run, request in ((run, by_key[run.key]) for run in existing.values())
@@ -221,12 +266,12 @@ class Leases:
         missing = {key: by_key[key] for key in by_key if key not in existing}
         creations = list(self._create(missing))
         writes = [creation.statement for creation in creations]
-        writes += [*add_tags(self._statements, _tags(missing)), *self._lease(leases)]
+        writes += [*add_tags(self._statements, _tags(missing)), *self.lease(leases)]
         if not writes:
             return {}
-        results = await transaction.finish(*writes, *self._read(leases))
+        results = await transaction.finish(*writes, *self.read(leases))
         grants = _created_grants(by_key, creations, results)
-        return grants | self._grants(leases, results[len(writes) :]) if leases else grants
+        return grants | self.grants(leases, results[len(writes) :]) if leases else grants
 
     def _create(self, by_key: dict[str, LeaseRequest]) -> Iterator[Creation]:
         """Yield as few statements as possible that create runs with their leases."""
@@ -247,47 +292,6 @@ class Leases:
         for chunk in chunks(rows):
             statement = self._bind(sql.CREATE_LEASED, Rows(sql.CREATE_LEASED_ROW, chunk))
             yield Creation(statement, {row[0] for row in chunk})
-
-    def _lease(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
-        keys_by_lease: dict[tuple[str, timedelta, bool], list[Value]] = defaultdict(list)
-        for lease in leases:
-            keys_by_lease[lease.owner, lease.ttl, lease.is_replacement].append(lease.run.key)
-        now = leases[0].run.now if leases else from_microseconds(0)
-        return [
-            self._bind(sql.LEASE, replaces, now, to_microseconds(now), owner, now + ttl, keys)
-            for (owner, ttl, replaces), keys in keys_by_lease.items()
-        ]
-
-    def _read(self, leases: Sequence[NewLease]) -> Sequence[Statement]:
-        if not leases:
-            return []
-        statements = []
-        if keys := _keys_with_journals(leases):
-            statements.append(self._bind(sql.JOURNALS, keys))
-        long = {lease.run.key for lease in leases if lease.run.messages > INBOX_PAGE}
-        if short := [lease.run.key for lease in leases if lease.run.key not in long]:
-            statements.append(self._bind(sql.INBOXES, short))
-        return [*statements, *(self._bind(sql.INBOX, key, 0, INBOX_PAGE) for key in long)]
-
-    def _grants(self, leases: Sequence[NewLease], results: Sequence[Result]) -> dict[str, Granted]:
-        """Return the grants by the runs' stored ids, in order, from the results of `_read`."""
-        first, *others = results
-        has_journals = bool(_keys_with_journals(leases))
-        journals, inboxes = (first.rows, others) if has_journals else ((), results)
-        entries = read_journals(journals)
-        messages = read_inboxes(row for inbox in inboxes for row in inbox.rows)
-        written_epochs = {(key, epoch) for key, epoch, _ in journals}
-        lowest_epoch = to_microseconds(leases[0].run.now)
-        return {
-            new.run.key: self._grant(
-                new,
-                entries[new.run.key],
-                tuple(messages[new.run.key][:INBOX_PAGE]),
-                epoch=max(new.run.epoch + 1, lowest_epoch),
-                has_progressed=(new.run.key, new.run.epoch) in written_epochs,
-            )
-            for new in leases
-        }
 
     def _grant(
         self,
@@ -340,7 +344,8 @@ def _ownership(owner: str | None, expires_at: datetime | None) -> Ownership:
     return Ownership(owner, None if expires_at is None else read_datetime(expires_at))
 
 
-def _timed_run(row: Sequence[Any]) -> LockedRun:
+def timed_run(row: Sequence[Any]) -> LockedRun:
+    """Return the run of a row that ends with the current time."""
     *columns, now = row
     return _locked_run(columns, read_datetime(now))
 

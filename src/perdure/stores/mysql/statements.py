@@ -168,7 +168,8 @@ LEASE = """
             ), 0, takeovers + (owner IS NOT NULL AND (%s OR wake_at <= %s))
         ),
         epoch = GREATEST(epoch + 1, %s),
-        owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1
+        owner = %s, wake_at = %s, status = 'running', awaits = NULL, folded = -1,
+        messages = messages + %s
     WHERE id IN (%s)
 """
 OWNERS = "SELECT id, owner, IF(owner IS NULL, NULL, wake_at) FROM {runs} WHERE id IN (%s)"

@@ -25,6 +25,7 @@ from perdure.store import (
     Verdict,
 )
 from perdure.stores._backend import Ownership, PruneRequest
+from perdure.stores._handoff import Claimant, HandoffShell
 from perdure.stores._joining import JoiningShell
 from perdure.stores._keyvalue import scope_of
 from perdure.stores._reading import Granted
@@ -35,6 +36,7 @@ from perdure.stores.mysql.append import Writer
 from perdure.stores.mysql.database import Database, Result, Transaction
 from perdure.stores.mysql.due import lane_of
 from perdure.stores.mysql.enqueue import Creator
+from perdure.stores.mysql.handoff import Handoffs
 from perdure.stores.mysql.inbox import Inboxes
 from perdure.stores.mysql.joining import DATABASE, JoinedTransaction, join
 from perdure.stores.mysql.keyvalue import KeyValueTable
@@ -69,6 +71,7 @@ class MysqlBackend:
     _leases: Leases
     _creator: Creator
     _inboxes: Inboxes
+    _handoffs: Handoffs
     _searches: Searches
     _maintenance: Maintenance
 
@@ -110,6 +113,7 @@ class MysqlBackend:
         self._creator = Creator(database, statements, self._key)
         self._leases = Leases(database, statements, prefix)
         self._inboxes = Inboxes(database, statements, prefix)
+        self._handoffs = Handoffs(database, statements, self._inboxes, self._leases, prefix)
         self._searches = Searches(database, statements, prefix)
         self._maintenance = Maintenance(
             database, statements, self._searches, prefix, self._delete_runs
@@ -262,6 +266,14 @@ class MysqlBackend:
             self._key(message.to)
         return await self._inboxes.send(messages)
 
+    async def send_and_claim(
+        self, messages: Sequence[NewMessage], claimant: Claimant
+    ) -> tuple[Sequence[Receipt], Sequence[Granted]]:
+        """Insert the messages, and lease or wake the runs that await them, in one transaction."""
+        for message in messages:
+            self._key(message.to)
+        return await self._handoffs.hand_off(messages, claimant)
+
     async def inbox(self, id: str, after: str | None, limit: int | None) -> Sequence[Message]:
         """Return the run's unconsumed messages."""
         self._key(id)
@@ -307,7 +319,9 @@ def _read(id: str, result: Result) -> Snapshot | None:
     return read_run(id, rows[0][2], [row[2] for row in rows[1:]]) if rows else None
 
 
-class MysqlStore(TransactionShell[MysqlBackend], JoiningShell[MysqlBackend]):
+class MysqlStore(
+    HandoffShell[MysqlBackend], TransactionShell[MysqlBackend], JoiningShell[MysqlBackend]
+):
     """Stores runs in MySQL or MariaDB; see `mysql`."""
 
     @property

@@ -90,7 +90,7 @@ async def test_a_new_run_is_one_wake_up_and_one_claim(open_store: Callable[[], A
     assert observed.notifications == RUNS + 1
 
 
-async def test_a_signal_is_no_wake_up_and_no_claim(open_store: Callable[[], Any]) -> None:
+async def test_a_signal_needs_neither_a_wake_up_nor_a_claim(open_store: Callable[[], Any]) -> None:
     """The run of another client comes last, and is the only one that is claimed."""
     async with open_store() as store, open_store() as other:
         runtime, observed = Runtime(store, workflows=[approval, last]), Observed(store)

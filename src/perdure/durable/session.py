@@ -118,7 +118,7 @@ class Session:
     def signals(self) -> Signals:
         """Sends the signals of programs to runs that workers continue."""
         if self._signals is None:
-            self._signals = Signals(self.send)
+            self._signals = Signals(self.messages.send)
         return self._signals
 
     @property

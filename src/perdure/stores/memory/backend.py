@@ -132,7 +132,7 @@ class MemoryBackend:
     ) -> Sequence[Granted]:
         """Lease due runs from the index."""
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, supports, queues, self.prefix)
+        runs = self.runs.index.take(now, limit, supports, queues, self.prefix)
         return [self._grant(run, owner, now, ttl, is_abandoned=True) for run in runs]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:

@@ -104,15 +104,10 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     Return `None` if the run was suspended or stopped: `host.suspended_waits` has the waits,
     `host.execution.stopped_by` the reason. If the caller is cancelled, the run is released.
     """
+    history, emit = host.history, program.bus.publish if program.bus else None
+    # By position, because keywords take as long as everything that a new execution does.
     execution = Execution(
-        workflow=host.history.name,
-        run_id=host.id,
-        history=host.history,
-        clock=host.clock,
-        random=program.random,
-        environment=program,
-        emit=program.bus.publish if program.bus else None,
-        host=host,
+        history.name, host.id, history, host.clock, program.random, program, emit, host
     )
     if not host.is_saved:
         await save_first(host)

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 from perdure.errors import InvalidArgument
 
 MAX_ID_LENGTH = 512
+_EXPECTED_ID = f"a non-empty string of at most {MAX_ID_LENGTH} characters without NUL"
 
 Reaction: TypeAlias = Literal["warn", "error", "ignore"]
 """What to do about a suspicious condition."""
@@ -63,12 +64,12 @@ def check_random(value: object) -> Random:
 
 def check_id(id: object, parameter: str = "id") -> str:
     """Check for a non-empty string of at most 512 characters without NUL."""
-    expected = f"a non-empty string of at most {MAX_ID_LENGTH} characters without NUL"
     if not isinstance(id, str) or not id:
         hint = "Pass its id" if isinstance(getattr(id, "id", None), str) else ""
-        raise InvalidArgument(parameter, id, expected, hint)
-    if len(id) > MAX_ID_LENGTH or "\0" in id or not is_encodable(id):
-        raise InvalidArgument(parameter, id, expected)
+        raise InvalidArgument(parameter, id, _EXPECTED_ID, hint)
+    # Most ids are ASCII, and need not be encoded for this.
+    if len(id) > MAX_ID_LENGTH or "\0" in id or not (id.isascii() or is_encodable(id)):
+        raise InvalidArgument(parameter, id, _EXPECTED_ID)
     return id
 
 
@@ -109,7 +110,8 @@ def check_limit(limit: object, parameter: str = "limit") -> int:
 def check_errors(errors: object) -> tuple[type[BaseException], ...]:
     """Check for an iterable of exception classes; return it as a tuple."""
     expected = "a list of exception classes"
-    if not isinstance(errors, Iterable) or isinstance(errors, str):
+    # A tuple is recognized first, because checking for an abstract class takes ten times as long.
+    if not isinstance(errors, (tuple, Iterable)) or isinstance(errors, str):
         raise InvalidArgument("errors", errors, expected)
     classes = tuple(errors)
     for error in classes:

@@ -244,8 +244,9 @@ class LocalRun:
             random=random,
             environment=Environment(deps=deps),
             emit=self._emit if listens else None,
-            cache=None if cache is None else as_cache(cache, clock=self._clock),
         )
+        if cache is not None:
+            self._execution.cache = as_cache(cache, clock=self._clock)
 
     def bind(self, fn: Callable[..., Any]) -> None:
         """Compare the function with the one that made the snapshot, and record its hash."""

@@ -204,8 +204,8 @@ class IgnoresTheFirstRest(MemoryBackend):
 
 @caught_by("test_a_new_run_has_the_header_of_its_request", "test_an_enqueued_run_has_its_header")
 class CreatesWithoutAHeader(MemoryBackend):
-    def _create(self, id: str, snapshot: bytes, header: Any = None) -> Run:
-        run = super()._create(id, snapshot, header)
+    def _create(self, id: str, *arguments: Any) -> Run:
+        run = super()._create(id, *arguments)
         run.tags, run.summary = (), b""
         return run
 
@@ -462,8 +462,8 @@ class KeepsTagsOfDeletedRuns(MemoryBackend):
         super().__init__(runs, prefix, clock)
         self.tags: dict[str, tuple[str, ...]] = {}
 
-    def _create(self, id: str, snapshot: bytes, header: Any = None) -> Run:
-        run = super()._create(id, snapshot, header)
+    def _create(self, id: str, *arguments: Any) -> Run:
+        run = super()._create(id, *arguments)
         run.tags = self.tags.setdefault(id, run.tags) or run.tags
         return run
 

@@ -8,6 +8,7 @@ continues after the last recorded step.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
@@ -68,6 +69,7 @@ __all__ = [
 
 T = TypeVar("T")
 
+NO_WAIT = timedelta(0)
 _random = SystemRandom()
 _OUTCOMES = (
     StoreError,
@@ -98,7 +100,7 @@ async def run(
     on_version_mismatch: OnVersionMismatch = "error",
     replay_errors: bool = False,
     idempotency_key: str | None = None,
-    wait: Duration = 0,
+    wait: Duration = NO_WAIT,
     clock: Clock = SystemClock(),
 ) -> Result[T, Any]:
     """Run a function so that it survives crashes; return `Ok(value)` or `Err(error, cause)`.

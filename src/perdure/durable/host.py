@@ -50,7 +50,8 @@ class RunHost(Host, ABC):
 
     `open_outbox` creates the outbox of a run that may act on other runs. `leftovers` are messages
     that no wait will receive: they are consumed when the run is left. `replay` calls the function
-    to learn how its steps are undone.
+    to learn how its steps are undone. Middleware is told `due_at`: when the run became due, if that
+    is known.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RunHost(Host, ABC):
         self.open_outbox: Callable[[RunHost], Outbox] | None = None
         self._outbox: Outbox | None = None
         self.around: Around | None = None
+        self.due_at: datetime | None = None
         self.leftovers: Sequence[str] = ()
         self.replay: Callable[[], Awaitable[Undos]] | None = None
         self._undos: Undos | None = None

@@ -42,9 +42,9 @@ class Program(Environment, frozen=True, kw_only=True):
 
     With `suspend_after` a run whose branches all wait for longer than that leaves memory;
     `always_replay` makes it leave after every step. At the `deadline` it is stopped. `around` is
-    called around the function and its steps, and is told `due_at`: when the run became due, if that
-    is known. The listeners of `bus` are told how it ends if `is_function`; otherwise `body` is
-    something else, such as a rollback, and `function` is the run's function.
+    called around the function and its steps. The listeners of `bus` are told how it ends if
+    `is_function`; otherwise `body` is something else, such as a rollback, and `function` is the
+    run's function.
     """
 
     body: Body
@@ -56,7 +56,6 @@ class Program(Environment, frozen=True, kw_only=True):
     always_replay: bool = False
     is_function: bool = True
     around: tuple[Middleware, ...] = ()
-    due_at: datetime | None = None
 
 
 def open_host(
@@ -104,15 +103,10 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
     Return `None` if the run was suspended or stopped: `host.suspended_waits` has the waits,
     `host.execution.stopped_by` the reason. If the caller is cancelled, the run is released.
     """
+    history, emit = host.history, program.bus.publish if program.bus else None
+    # By position, because keywords take as long as everything that a new execution does.
     execution = Execution(
-        workflow=host.history.name,
-        run_id=host.id,
-        history=host.history,
-        clock=host.clock,
-        random=program.random,
-        environment=program,
-        emit=program.bus.publish if program.bus else None,
-        host=host,
+        history.name, host.id, history, host.clock, program.random, program, emit, host
     )
     if not host.is_saved:
         await save_first(host)
@@ -168,7 +162,7 @@ def _with_middleware(execution: Execution, host: RunHost, program: Program) -> B
 
 def _around(execution: Execution, host: RunHost, program: Program) -> Around:
     epoch = 0 if host.lease is None else host.lease.epoch
-    activation = Activation(epoch, host.takeovers, program.due_at)
+    activation = Activation(epoch, host.takeovers, host.due_at)
     return Around(program.around, execution, activation)
 
 

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+import msgspec
 
 from perdure import codec
 from perdure.durable.host import RunHost
@@ -15,7 +17,7 @@ from perdure.snapshot.rollback import led_to_end
 logger = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True):
     """The outcome of a run: its result as it will be read, its `execution`, its status."""
 
     result: Result[Any, Any]
@@ -29,7 +31,7 @@ def describe_outcome(
     """Return the outcome of a run. If its output cannot be recorded, the run has failed."""
     if isinstance(result, Ok):
         try:
-            return _describe_completed(host, result.value, fn, types)
+            return _describe_completed(host, result, fn, types)
         except CodecError as error:
             result = Err(CodecError(f"the output of run {host.id!r} cannot be recorded: {error}"))
     run = host.execution
@@ -50,10 +52,10 @@ def failed_block(
 
 
 def _describe_completed(
-    host: RunHost, value: object, fn: Callable[..., Any], types: codec.DeclaredTypes
+    host: RunHost, result: Ok[Any], fn: Callable[..., Any], types: codec.DeclaredTypes
 ) -> Outcome:
     data, visible, is_typed, losses = codec.prepare(
-        value, lambda: codec.return_type(fn), "output", types
+        result.value, lambda: codec.return_type(fn), "output", types
     )
     for loss in losses:
         class_name = "" if loss.cls is None else f" ({loss.cls.__name__})"
@@ -67,7 +69,7 @@ def _describe_completed(
         facts["outputTyped"] = True
     block = host.block("completed", **facts)
     block["completedAt"] = block["lastUpdated"]
-    return Outcome(Ok(visible), block, "completed")
+    return Outcome(result if visible is result.value else Ok(visible), block, "completed")
 
 
 def recorded_result(

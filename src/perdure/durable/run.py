@@ -33,7 +33,14 @@ from perdure.durable.store_errors import store_errors
 from perdure.engine.history import History
 from perdure.errors import AlreadyRunning, LeaseLost, StoreError, VersionMismatch
 from perdure.result import Err, Ok, Result
-from perdure.snapshot import Snapshot, assert_valid_snapshot, new_seed, new_snapshot, set_generation
+from perdure.snapshot import (
+    ExecutionBlock,
+    Snapshot,
+    assert_valid_snapshot,
+    new_seed,
+    new_snapshot,
+    set_generation,
+)
 from perdure.snapshot.record import outcome_of, result_of
 from perdure.store import Grant, LeaseRequest, Refusal, Rest, Store, can_lease, header_of
 
@@ -53,6 +60,9 @@ class VersionGap:
     requested: int
     snapshot: Snapshot
 
+
+_DELETED: ExecutionBlock = {"status": "completed", "lastUpdated": ""}
+"""The `execution` of a run that is deleted, which is never written."""
 
 Migration: TypeAlias = Literal["error", "clear"] | Snapshot
 OnVersionMismatch: TypeAlias = (
@@ -325,7 +335,7 @@ async def _settle(
     if is_undone:
         outcome = _rolled_back(host, result, failure)
     elif delete:
-        outcome = Outcome(result, host.block("completed"), "completed")
+        outcome = Outcome(result, _DELETED, "completed")
     else:
         outcome = describe_outcome(host, result, request.fn, request.program.types)
     rest = Rest(outcome.status, delete=delete)

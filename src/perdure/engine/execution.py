@@ -73,7 +73,6 @@ class Execution(RecordedCalls):
 
     def __init__(
         self,
-        *,
         workflow: str,
         run_id: str,
         history: History,
@@ -81,12 +80,11 @@ class Execution(RecordedCalls):
         random: Random,
         environment: Environment,
         emit: Callable[[Event], None] | None = None,
-        cache: StepCache | None = None,
         host: Host | None = None,
     ) -> None:
         super().__init__(workflow, run_id, history, clock, random, emit, host)
         self.errors, self.types = environment.errors, environment.types
-        self.cache = cache
+        self.cache: StepCache | None = None
         self.payload, self.deps = environment.payload, environment.deps
         self.encode_input = environment.encode_input
         self.children = environment.children

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from types import CoroutineType
-from typing import Any, TypeAlias, TypeVar
+from types import CoroutineType, FunctionType
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 from perdure.engine.asyncio_internals import arguments_of
 from perdure.engine.call import StepCall
@@ -140,7 +140,7 @@ def _forgotten_await(value: "CoroutineType[Any, Any, Any]") -> NotAwaited:
 def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     """Return the workflow function as a function that takes only the step."""
     expected = "an async function of (step) or (step, deps)"
-    if not inspect.iscoroutinefunction(fn):
+    if not _is_async(fn):
         raise InvalidArgument("fn", fn, expected)
     parameters = _count_parameters(fn)
     if parameters == 1:
@@ -148,6 +148,13 @@ def body_of(fn: object, deps: object) -> Callable[[Step], Awaitable[Any]]:
     if parameters == 2 or parameters is None:
         return lambda step: fn(step, deps)
     raise InvalidArgument("fn", fn, expected)
+
+
+def _is_async(fn: object) -> TypeGuard[Callable[..., Any]]:
+    if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
+        # The usual case, without the five calls of `inspect`.
+        return True
+    return inspect.iscoroutinefunction(fn)
 
 
 def _count_parameters(fn: Callable[..., Any]) -> int | None:
@@ -166,4 +173,7 @@ def _count_parameters(fn: Callable[..., Any]) -> int | None:
 
 def as_deps(deps: object) -> Any:
     """Return a mapping as `Deps`, and any other object unchanged."""
+    if type(deps) is dict:
+        # The usual case, without the checks for abstract classes, which take as long as `Deps`.
+        return Deps(deps)
     return Deps(deps) if isinstance(deps, Mapping) and not isinstance(deps, Deps) else deps

@@ -20,7 +20,9 @@ class Tracked(dict[str, V]):
     __slots__ = ("_new_names", "changes")
 
     def __init__(self, values: Mapping[str, V] | None = None) -> None:
-        super().__init__(values or ())
+        # Without `super().__init__`, because most of these dicts are empty at first.
+        if values:
+            self.update(values)
         # Both are created by the first change that needs them, because most runs have none.
         self.changes: dict[str, V | None] = _UNCHANGED
         self._new_names: set[str] | None = None

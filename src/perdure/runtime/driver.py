@@ -79,15 +79,14 @@ _CONTINUED = ("running", "queued")
 class OpenedRun:
     """A leased run that is about to be continued, with its definition and payload.
 
-    Middleware is told `due_at`: when the run became due, if that is known. `requests` are those of
-    operators that came in the meantime; `bus` keeps the tasks that read them.
+    `requests` are those of operators that came in the meantime; `bus` keeps the tasks that read
+    them.
     """
 
     host: RunHost
     definition: Definition[Any, Any]
     payload: Any
     bus: Bus
-    due_at: datetime | None = None
     requests: Sequence[ReceivedRequest] = ()
 
     def call(self, step: Step) -> Awaitable[Any]:
@@ -184,8 +183,9 @@ class Driver:
         if version_of(grant.snapshot.get("metadata")) not in (0, definition.version):
             await rewrite(host, wake_at=host.clock.now())
             return SettledRun(b"", "running")
-        due_at = due_at_of(grant.snapshot, grant.now) if self.around else None
-        run = OpenedRun(host, definition, payload, self.bus, due_at)
+        if self.around:
+            host.due_at = due_at_of(grant.snapshot, grant.now)
+        run = OpenedRun(host, definition, payload, self.bus)
         host.on_message = run.look_for_requests
         return run
 
@@ -214,7 +214,6 @@ class Driver:
             random=self.random,
             bus=None if is_system else self.bus,
             around=() if is_system else self.around,
-            due_at=run.due_at,
             errors=definition.scope,
             types=definition.types,
             payload=run.payload,

@@ -8,8 +8,9 @@ process dies, the next owner finds the outcome and repeats the rest.
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from perdure import codec
@@ -38,7 +39,7 @@ from perdure.runtime.ends import report_end
 from perdure.runtime.failure_log import log_failed_rollback, log_failed_run
 from perdure.runtime.requests import WATCH, ReceivedRequest
 from perdure.runtime.system_workflow import SystemWorkflow
-from perdure.runtime.verbs import apply_all, cancel_children, refuse_all
+from perdure.runtime.verbs import apply_all, cancel_children, children_of, refuse_all
 from perdure.snapshot import ExecutionBlock, PendingWait, RunStatus, is_over, reply_to_of
 from perdure.snapshot.record import encode_failure, outcome_of
 from perdure.snapshot.tags import parent_tag
@@ -47,7 +48,7 @@ from perdure.store import Rest
 logger = logging.getLogger(__name__)
 
 
-class SettledRun(NamedTuple):
+class SettledRun(msgspec.Struct, frozen=True):
     """A settled run: its snapshot as JSON, its status, and how often its steps were retried.
 
     Retries are counted since the run was leased.
@@ -98,11 +99,12 @@ async def _end_function(
     host: RunHost, result: Result[Any, Any], definition: Definition[Any, Any], keep: Keep | None
 ) -> SettledRun:
     """Store the result of a run's function."""
-    outcome, block, status = describe_outcome(host, result, definition.fn, definition.types)
-    drops_records = keeps_only_result(status, definition, keep)
-    settled_run = await _end(host, block, Rest(status), drops_records=drops_records)
-    if isinstance(outcome, Err):
-        log_failed_run(host, outcome)
+    outcome = describe_outcome(host, result, definition.fn, definition.types)
+    rest = Rest(outcome.status)
+    drops_records = keeps_only_result(rest.status, definition, keep)
+    settled_run = await _end(host, outcome.block, rest, drops_records=drops_records)
+    if isinstance(outcome.result, Err):
+        log_failed_run(host, outcome.result)
     return settled_run
 
 
@@ -181,7 +183,8 @@ async def _settle(
 ) -> SettledRun:
     """Store the state of a run. If it has ended, report that to other runs before releasing it."""
     if is_over(rest.status):
-        await _tell_others(host, block)
+        if _has_news(host):
+            await _tell_others(host, block)
         # A request for the outcome that arrives only now makes the run due.
         rest = replace(rest, wake_at=None, awaits=(WATCH,))
     history = host.history
@@ -198,15 +201,20 @@ async def _settle(
     return SettledRun(data, rest.status, host.retries)
 
 
-async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
-    """If necessary, make the end durable, cancel children and answer the waiting run."""
+def _has_news(host: RunHost) -> bool:
+    """Cancel the children of a run that ends; return whether other runs must be told of its end."""
     history = host.history
-    if history.rollback is None:
-        # Otherwise they were cancelled when the rollback began.
+    # In a rollback, they were cancelled when it began. Few runs have any, and need the time.
+    if history.rollback is None and children_of(history):
         cancel_children(history, host.clock.now())
-    has_news = bool(history.outbox) or reply_to_of(history.metadata) is not None
-    if not has_news or host.outbox is None:
+    return bool(history.outbox) or reply_to_of(history.metadata) is not None
+
+
+async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
+    """Make the end durable, cancel children and answer the waiting run."""
+    if host.outbox is None:
         return
+    history = host.history
     snapshot: Any = {"metadata": history.metadata, "execution": block, "workflowName": history.name}
     try:
         # The outcome is durable before it is reported: if this process dies in between, the next
@@ -258,4 +266,4 @@ async def _sleep_until_next(host: RunHost, definition: SystemWorkflow, outcome: 
     """Replace a run of the engine with its next generation, which begins at its next time."""
     settled_run = await _settle(host, *definition.rest(host, outcome))
     # It is queued, but must not be continued here and now.
-    return settled_run._replace(status="suspended")
+    return replace(settled_run, status="suspended")

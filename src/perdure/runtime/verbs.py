@@ -125,10 +125,14 @@ def _retry(run: RunEdit, request: Request) -> str:
     return f"failed at {', '.join(keys)}" if keys else "failed"
 
 
+def children_of(history: History) -> list[str]:
+    """Return the ids of the children that a run has not abandoned."""
+    return [*(history.metadata.get("children") or ()), *history.open_children()]
+
+
 def cancel_children(history: History, now: datetime) -> None:
     """Cancel the children that a run has not abandoned, because it has ended."""
-    children = [*(history.metadata.get("children") or ()), *history.open_children()]
-    if children:
+    if children := children_of(history):
         history.cancel_runs("~end", list(dict.fromkeys(children)), isoformat(now))
 
 

@@ -98,9 +98,12 @@ def is_merged(snapshot: object) -> bool:
         return False
     if type(version := snapshot.get("formatVersion")) is not int or version != FORMAT_VERSION:
         return False
-    parts = snapshot.get("steps"), snapshot.get("execution"), snapshot.get("metadata", {})
-    others = snapshot.get("waits", {}), snapshot.get("outbox", {})
-    return {*map(type, (*parts, *others))} == {dict}
+    if type(snapshot.get("steps")) is not dict or type(snapshot.get("execution")) is not dict:
+        return False
+    for name in _OPTIONAL_BY_NAME:
+        if name in snapshot and type(snapshot[name]) is not dict:
+            return False
+    return True
 
 
 def merge_snapshots(base: Snapshot, *deltas: Mapping[str, object]) -> Snapshot:

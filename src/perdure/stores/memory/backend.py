@@ -64,7 +64,7 @@ class MemoryBackend:
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
         """Replace the run, except for its inbox."""
-        run = self._find(id) or self._create(id, data)
+        run = self._find(id) or self._create(id, data, self.clock.now())
         run.epoch = next(self.runs.epochs)
         run.workflow, run.queue = workflow, ""
         self._rest(run, data, rest)
@@ -133,7 +133,7 @@ class MemoryBackend:
     ) -> Sequence[Granted]:
         """Lease due runs from the index."""
         now = self.clock.now()
-        runs = self.runs.index.due(now, limit, supports, queues, self.prefix)
+        runs = self.runs.index.take(now, limit, supports, queues, self.prefix)
         return [self._grant(run, owner, now, ttl, is_abandoned=True) for run in runs]
 
     async def queues(self, now: datetime, limit: int, low: str, high: str | None) -> Sequence[str]:
@@ -311,7 +311,7 @@ class MemoryBackend:
         if run is None:
             if request.create is None:
                 return None
-            run = self._create(request.id, request.create, request)
+            run = self._create(request.id, request.create, now, request)
             return self._grant(run, request.owner, now, request.ttl, created=True)
         is_abandoned = run.is_orphaned(now) or run.owner == request.instead_of
         if not request.existing or not (is_abandoned or run.owner in (None, request.owner)):
@@ -336,9 +336,10 @@ class MemoryBackend:
         run.owner = owner
         run.status = "running"
         run.awaits = ()
-        self._wake(run, now + ttl)
+        expires_at = now + ttl
+        self._wake(run, expires_at)
         inbox = tuple(islice(run.inbox.values(), INBOX_PAGE)) if run.inbox else ()
-        lease = Lease(self._id(run), owner, run.epoch, now + ttl, bool(inbox))
+        lease = Lease(self._id(run), owner, run.epoch, expires_at, bool(inbox))
         return read_grant(
             lease,
             run.merged_snapshot,
@@ -360,7 +361,7 @@ class MemoryBackend:
     def _enqueue(self, new: NewRun, now: datetime) -> bool:
         if self._find(new.id) is not None:
             return False
-        run = self._create(new.id, new.snapshot, new)
+        run = self._create(new.id, new.snapshot, now, new)
         run.queue = new.queue
         if new.rest is None:
             run.status = "queued"
@@ -369,8 +370,13 @@ class MemoryBackend:
             self._rest(run, new.snapshot, new.rest)
         return True
 
-    def _create(self, id: str, snapshot: bytes, header: NewRun | LeaseRequest | None = None) -> Run:
-        now = self.clock.now()
+    def _create(
+        self,
+        id: str,
+        snapshot: bytes,
+        now: datetime,
+        header: NewRun | LeaseRequest | None = None,
+    ) -> Run:
         run = Run(
             id=self.prefix + id,
             snapshot=snapshot,

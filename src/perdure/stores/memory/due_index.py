@@ -1,10 +1,10 @@
 """The due index of a memory store: runs by queue, workflow, version and wake time."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import heapify, heappop, heappush, merge
-from itertools import count, islice
+from itertools import count
 from typing import Generic, TypeVar
 
 from perdure.store import SupportedVersions
@@ -62,35 +62,56 @@ class DueIndex(Generic[R]):
         prefix: str,
     ) -> list[R]:
         """Return up to `limit` due runs whose ids begin with the prefix, earliest first."""
-        due: list[list[R]] = []
-        for queue, most in queues.items():
-            runs = self._due_in(queue, now, supports)
-            due.append([*islice((run for run in runs if run.id.startswith(prefix)), most)])
-        return [*islice(merge(*due, key=_wake_time), limit)]
+        runs = self.take(now, limit, supports, queues, prefix)
+        for run in runs:
+            self.put(run)
+        return runs
+
+    def take(
+        self,
+        now: datetime,
+        limit: int,
+        supports: Sequence[SupportedVersions] | None,
+        queues: Mapping[str, int],
+        prefix: str,
+    ) -> list[R]:
+        """Remove the runs that `due` would return, and return them.
+
+        A claim indexes them again under another time: `due` would leave a stale entry for each.
+        """
+        runs_by_queue = [
+            self._take_from(queue, most, now, supports, prefix) for queue, most in queues.items()
+        ]
+        runs = [*merge(*runs_by_queue, key=_wake_time)]
+        for run in runs[limit:]:
+            self.put(run)
+        return runs[:limit]
 
     def queues(self, now: datetime, prefix: str) -> list[str]:
         """Return the queues with due runs whose ids begin with the prefix, by name."""
-        return sorted(
-            queue
-            for queue in [*self._queues]
-            if any(run.id.startswith(prefix) for run in self._due_in(queue, now, None))
-        )
+        queues = [*self._queues]
+        return sorted(queue for queue in queues if self.due(now, 1, None, {queue: 1}, prefix))
 
-    def _due_in(
-        self, queue: str, now: datetime, supports: Sequence[SupportedVersions] | None
-    ) -> Iterator[R]:
-        """Yield the due runs of a queue, earliest first; they stay in the index."""
+    def _take_from(
+        self,
+        queue: str,
+        limit: int,
+        now: datetime,
+        supports: Sequence[SupportedVersions] | None,
+        prefix: str,
+    ) -> list[R]:
+        """Remove up to `limit` due runs of a queue, and return them, earliest first."""
         heaps = self._queues.get(queue, {})
         supported_heaps = [heap for key, heap in heaps.items() if _is_supported(*key, supports)]
-        popped_runs: list[R] = []
-        try:
-            while (heap := _earliest(supported_heaps, now)) is not None:
-                popped_runs.append(heap.pop())
-                yield popped_runs[-1]
-        finally:
-            self._drop_empty(queue)
-            for run in popped_runs:
-                self.put(run)
+        runs: list[R] = []
+        other_runs: list[R] = []
+        while len(runs) < limit and (heap := _earliest(supported_heaps, now)) is not None:
+            run = heap.pop()
+            (runs if run.id.startswith(prefix) else other_runs).append(run)
+        self._drop_empty(queue)
+        for run in other_runs:
+            self.put(run)
+        return runs
 
     def _drop_empty(self, queue: str) -> None:
         heaps = self._queues.pop(queue, {})
@@ -127,8 +148,12 @@ class _WakeHeap(Generic[R]):
 
 
 def _earliest(heaps: Iterable[_WakeHeap[R]], now: datetime) -> _WakeHeap[R] | None:
-    due = [(time, heap) for heap in heaps if (time := heap.first()) is not None and time <= now]
-    return min(due, key=lambda pair: pair[0])[1] if due else None
+    earliest, earliest_time = None, now
+    for heap in heaps:
+        time = heap.first()
+        if time is not None and (time <= now if earliest is None else time < earliest_time):
+            earliest, earliest_time = heap, time
+    return earliest
 
 
 def _wake_time(run: IndexedRun) -> datetime:

@@ -43,9 +43,9 @@ class Run(IndexedRun):
         """Return the snapshot with the journal applied, in the order of epoch and number."""
         with reading(self.id):
             snapshot = codec.loads(self.snapshot)
-            return merge_journal(
-                snapshot, *(codec.loads(data) for _, data in sorted(self.journal.items()))
-            )
+            # Most runs that are leased have no journal.
+            entries = sorted(self.journal.items()) if self.journal else ()
+            return merge_journal(snapshot, *[codec.loads(data) for _, data in entries])
 
     def includes(self, entry: Entry) -> bool:
         """Return whether the entry was written before."""

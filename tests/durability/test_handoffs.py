@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -252,6 +253,25 @@ async def test_a_caller_that_continues_the_run_itself_gets_it(
         assert sent.run is not None
         assert sent.run.output == 7
         assert "send_and_claim" not in verbs(calls)
+
+
+async def test_a_run_does_not_see_the_context_of_its_sender(make: Make) -> None:
+    """It is executed in a context of the worker, as after a claim."""
+    request: ContextVar[str] = ContextVar("request", default="none")
+
+    @workflow("reads-context")
+    async def reads_context(step: Step) -> str:
+        await step.wait_for_event("go", "go")
+        return request.get()
+
+    runtime = make(reads_context)
+    await waiting_runs(runtime, "run", of=reads_context)
+    request.set("of the worker")
+    async with working(runtime):
+        request.set("of the sender")
+        await runtime.signal("run", "go", wait=False)
+        await settled(runtime)
+        assert await runtime.result("run") == "of the worker"
 
 
 async def test_a_parent_is_handed_off_with_the_end_of_its_child(

@@ -13,8 +13,8 @@ class Handoffs:
     """Reserves the free slots of a worker for messages that are sent in its process.
 
     `free_slots` returns the slots that the worker neither uses nor claims runs for, with what it
-    supports. `wake` makes it claim; `on_freed` is called when reserved slots were not needed.
-    `reserved` is how many slots are reserved currently.
+    supports. `wake` makes it claim; `on_end` is called when reserved slots are used or free again,
+    with whether some are free. `reserved` is how many slots are reserved currently.
     """
 
     def __init__(
@@ -23,14 +23,14 @@ class Handoffs:
         runs: WorkerRuns,
         free_slots: Callable[[], Slots],
         wake: Callable[[], None],
-        on_freed: Callable[[], None],
+        on_end: Callable[[bool], None],
     ) -> None:
         self.reserved = 0
         self.wake = wake
         self._store = store
         self._runs = runs
         self._free_slots = free_slots
-        self._on_freed = on_freed
+        self._on_end = on_end
         self._is_open = True
 
     def close(self) -> None:
@@ -56,5 +56,4 @@ class Handoffs:
                 await self._runs.accept(Turn(grant))
         elif grants:
             await log_failure(self._store.release([grant.lease for grant in grants]))
-        if len(grants) < slots.limit:
-            self._on_freed()
+        self._on_end(len(grants) < slots.limit)

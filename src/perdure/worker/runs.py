@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextvars import copy_context
 
 from perdure.durable.leases import LeasedRun
 from perdure.durable.lifecycle import log_failure
@@ -45,6 +46,7 @@ class WorkerRuns:
         self.session = session
         self._runtime = runtime
         self._group = tasks
+        self._context = copy_context()
         self._counters = counters
         self._max_crashes = max_crashes
         self._on_rest = on_rest
@@ -69,7 +71,11 @@ class WorkerRuns:
             await self._delay(turn.grant)
 
     def _start(self, turn: Turn) -> None:
-        grant, task = turn.grant, self._group.create_task(self._execute(turn.grant))
+        grant = turn.grant
+        # In a context of the worker: a run that came with a message is started by its sender, whose
+        # context may be that of a request, or of another run.
+        context = self._context.copy()
+        task = self._group.create_task(self._execute(grant), context=context)
         if turn.hold is not None:
             # A cancelled run releases its lease, so that it can wait for its turn again.
             turn.hold.on_lost = task.cancel

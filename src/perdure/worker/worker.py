@@ -309,7 +309,9 @@ class Worker:
         return self._concurrency - self.running - reserved
 
     def _new_handoffs(self, runs: WorkerRuns) -> Handoffs:
-        return Handoffs(self._store, runs, self._unused_slots, self._note_notification, self._freed)
+        return Handoffs(
+            self._store, runs, self._unused_slots, self._note_notification, self._note_handoff
+        )
 
     def _unused_slots(self) -> Slots:
         # A claim may fill all free slots. While there may be more due runs, these come first.
@@ -317,8 +319,9 @@ class Worker:
         count = 0 if is_full else self._free_slots
         return self._claims.slots(count, self._paused_workflows)
 
-    def _freed(self) -> None:
-        if self._hungry:
+    def _note_handoff(self, has_freed_slots: bool) -> None:
+        self._pace.note_work()
+        if has_freed_slots and self._hungry:
             self._wake.set()
 
     def _note_notification(self) -> None:

@@ -106,8 +106,9 @@ def _new_message(name: str, position: int, message: NewMessage) -> Document:
 
 def _receipts(run: Any, names: Sequence[str]) -> list[Receipt]:
     """Return the receipts of the messages with these names, or none if they were not embedded."""
-    newest = () if run is None else run.get("newest", ())
-    if not any(each["name"].endswith(names[-1]) for each in newest):
+    if run is None:
+        return []
+    if not any(each["name"].endswith(names[-1]) for each in run.get("newest", ())):
         return []
     # These messages are the last of all that were sent.
     total = unconsumed_count(run)

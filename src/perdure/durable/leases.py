@@ -69,7 +69,7 @@ class HeldLeases:
         self._permits: dict[str, Leased] = {}
         self._renewer: asyncio.Task[None] | None = None
         self._first_renewal: asyncio.TimerHandle | None = None
-        self._renewal_lock = asyncio.Lock()
+        self._renewal_lock: asyncio.Lock | None = None
         self._renewed_at = 0.0
 
     def hold(self, run: LeasedRun) -> None:
@@ -150,9 +150,11 @@ class HeldLeases:
                 logger.warning("leases could not be renewed (%s); retrying in %s", error, pause)
 
     async def _renew_once(self) -> None:
+        # Created on first use, because most sessions end before.
+        lock = self._renewal_lock = self._renewal_lock or asyncio.Lock()
         # A worker that catches up may meet the renewer: an older reply must not replace a newer
         # lease.
-        async with self._renewal_lock:
+        async with lock:
             start = self._clock.monotonic()
             # A copy, because runs come and go while the store replies. A run that was released in
             # the meantime is reported as lost, which no longer matters.

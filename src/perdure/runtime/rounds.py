@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from perdure.durable.permits import FIRST_PAUSE, Hold, Permits, Pool
 from perdure.errors import StoreError
 from perdure.limits import Queue, queue_limits
@@ -37,7 +39,7 @@ CLEANUP_INTERVAL = 600.0
 Claim: TypeAlias = Callable[[int, Mapping[str, int]], Awaitable[Sequence[Grant]]]
 
 
-class Turn(NamedTuple):
+class Turn(msgspec.Struct, frozen=True):
     """A run that may be executed, and the permits that it needs in the meantime."""
 
     grant: Grant

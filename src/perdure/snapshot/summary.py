@@ -11,7 +11,6 @@ from perdure.snapshot.format import (
     PendingWait,
     Snapshot,
     created_at_of,
-    open_waits,
     version_of,
 )
 
@@ -64,13 +63,13 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
 _decoder = msgspec.json.Decoder(Summary)
 
 
-def summarize(snapshot: Snapshot, size: int = 0) -> bytes:
-    """Summarize a run with this snapshot, as JSON of at most 1 KiB."""
+def summarize(snapshot: Snapshot, size: int = 0, waits: Sequence[PendingWait] = ()) -> bytes:
+    """Summarize a run with this snapshot and these open waits, as JSON of at most 1 KiB."""
     steps, metadata = snapshot["steps"], snapshot.get("metadata")
     failed = sum(not record["ok"] for record in steps.values()) if steps else 0
     last_step = next(reversed(steps), "")
-    execution, waits = snapshot["execution"], open_waits(snapshot)
-    return encode_summary(metadata, execution, len(steps), failed, last_step, size, waits)
+    count, execution = len(steps), snapshot["execution"]
+    return encode_summary(metadata, execution, count, failed, last_step, size, waits)
 
 
 def encode_summary(
@@ -94,7 +93,7 @@ def encode_summary(
             version_of(metadata),
             steps,
             failures,
-            _clip(last_step, _MAX_STEP),
+            _clip(last_step, _MAX_STEP) if last_step else "",
             "" if error is None else _clip(_first_line(error), _MAX_ERROR),
             "" if reason is None else _clip(reason, _MAX_REASON),
             size,

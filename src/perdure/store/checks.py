@@ -37,7 +37,7 @@ def header_of(snapshot: Snapshot, size: int = 0) -> Header:
     return {
         "version": version_of(metadata),
         "tags": tags_of(metadata, ask_tags(waits) if waits else ()),
-        "summary": summarize(snapshot, size),
+        "summary": summarize(snapshot, size, waits),
     }
 
 

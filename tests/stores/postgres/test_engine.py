@@ -30,7 +30,8 @@ def engine_for(url: str, **options: Any) -> AsyncEngine:
 
 @pytest.fixture
 async def engine(postgres_url: str) -> AsyncIterator[AsyncEngine]:
-    engine = engine_for(postgres_url, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    # Long enough for a busy machine to replace the connections that a server has closed.
+    engine = engine_for(postgres_url, pool_size=3, max_overflow=0, pool_timeout=2)
     yield engine
     await engine.dispose()
 

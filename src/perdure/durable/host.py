@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from perdure import codec
-from perdure.clock import SyncedClock, isoformat, parse_iso
+from perdure.clock import SyncedClock, parse_iso
 from perdure.durable.asks import conclude
 from perdure.durable.in_flight import StepInFlight, steps_in_flight
 from perdure.durable.inbox import Inbox
@@ -67,13 +67,14 @@ class RunHost(Host, ABC):
         self.history = history
         self.lease = None if grant is None else grant.lease
         self.takeovers = 0 if grant is None else grant.takeovers
-        self.clock = session.clock
-        self._inbox: Sequence[Message] = ()
-        if grant is not None:
+        if grant is None:
+            read_at = set_to = session.clock.now()
+        else:
             # The run uses the store's time, taken from the grant or from `now`, whichever is later.
-            self.clock = SyncedClock(session.clock, max(grant.now, now or grant.now))
-            self._inbox = grant.inbox
-        self._inbox_read_at = self.clock.now() if grant is None else grant.now
+            read_at, set_to = grant.now, max(grant.now, now or grant.now)
+        self.clock = SyncedClock(session.clock, set_to)
+        self._inbox: Sequence[Message] = () if grant is None else grant.inbox
+        self._inbox_read_at = read_at
         self.entries = 0
         self.always_replay = False
         self.suspend_after = LONG_DELAY
@@ -304,7 +305,7 @@ class RunHost(Host, ABC):
 
     def block(self, status: str = "running", **extra: Any) -> ExecutionBlock:
         """Return the snapshot's `execution` as of now."""
-        now = isoformat(self.clock.now())
+        now = self.clock.isoformat(self.clock.monotonic())
         block: dict[str, Any] = {"status": status, "lastUpdated": now, **extra}
         if status == "running" and self.history.last_key is not None:
             block["currentStepId"] = self.history.last_key

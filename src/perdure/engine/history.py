@@ -90,7 +90,8 @@ class History(Records):
             self.name = snapshot.get("workflowName") or name
             self.warnings = tuple(snapshot.get("warnings") or ())
             self.rollback = rollback_of(snapshot)
-            self.load(snapshot["steps"])
+            if snapshot["steps"]:
+                self.load(snapshot["steps"])
 
     @property
     def generation(self) -> int:

@@ -156,8 +156,8 @@ class Definition(Target[P_contra, T_co]):
         return self.decode_payload(metadata.get("input"))
 
     def _check_input(self, metadata: Metadata) -> Metadata:
-        data = metadata.get("input")
-        new_metadata = {name: value for name, value in metadata.items() if name != UNCHECKED}
+        data, new_metadata = metadata.get("input"), dict(metadata)
+        del new_metadata[UNCHECKED]
         if (fitting := self._encode_stored(data)) != data:
             # The call that triggered the run may be repeated, and must recognize its payload.
             new_metadata = {"firstInput": data, **new_metadata, "input": fitting}

@@ -7,7 +7,7 @@ process dies, the next owner finds the outcome and repeats the rest.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -152,14 +152,14 @@ async def _write_failed(host: RunHost, error: PerdureError, **facts: Any) -> Set
     return settled_run
 
 
-async def _end(
+def _end(
     host: RunHost, block: ExecutionBlock, rest: Rest, *, drops_records: bool = False
-) -> SettledRun:
+) -> Coroutine[Any, Any, SettledRun]:
     """Store that a run has ended, or that its steps have to be undone first."""
     block, rest = end_or_undo(host, block, rest)
     if host.history.rollback is not None:
         cancel_children(host.history, host.clock.now())
-    return await _settle(host, block, rest, drops_records=drops_records)
+    return _settle(host, block, rest, drops_records=drops_records)
 
 
 async def _end_rollback(host: RunHost, result: Result[Any, Any]) -> SettledRun:

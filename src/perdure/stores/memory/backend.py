@@ -371,11 +371,7 @@ class MemoryBackend:
         return True
 
     def _create(
-        self,
-        id: str,
-        snapshot: bytes,
-        now: datetime,
-        header: NewRun | LeaseRequest | None = None,
+        self, id: str, snapshot: bytes, now: datetime, header: NewRun | LeaseRequest | None = None
     ) -> Run:
         run = Run(
             id=self.prefix + id,

@@ -1,5 +1,7 @@
 """The pool of connections that stores on a server share."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ class Pool(ConnectionPool):
         clock = SystemClock()
         super().__init__("Shop", "shop:1", limit=2, connect_timeout=0.2, clock=clock)
         self.is_down = True
+        self.aborted: list[Any] = []
 
     @property
     def _errors(self) -> tuple[type[BaseException], ...]:
@@ -31,7 +34,17 @@ class Pool(ConnectionPool):
 
     async def _close(self, connection: Any) -> None: ...
 
-    def _abort(self, connection: Any) -> None: ...
+    def _abort(self, connection: Any) -> None:
+        self.aborted.append(connection)
+
+
+class SwallowingPool(Pool):
+    """A pool whose driver swallows a cancellation, as asyncio.wait_for does before Python 3.12."""
+
+    async def _connect_once(self) -> Any:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        return "connected"
 
 
 async def test_an_outage_is_logged_once_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
@@ -48,3 +61,15 @@ async def test_an_outage_is_logged_once_when_it_begins(caplog: pytest.LogCapture
     with pytest.raises(StoreUnavailable):
         await pool.acquire()
     assert caplog.messages == [expected] * 2
+
+
+async def test_a_cancellation_that_the_driver_swallowed_is_raised() -> None:
+    """The connection is not kept, and its place is free."""
+    pool = SwallowingPool()
+    caller = asyncio.ensure_future(pool.acquire())
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    assert pool.aborted == ["connected"]
+    assert pool._free._value == 2

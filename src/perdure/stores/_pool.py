@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from perdure.clock import Clock
 from perdure.errors import StoreClosed, StoreUnavailable
+from perdure.stores._cancellation import count_cancellations
 from perdure.stores._lifecycle import CallsInFlight
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
@@ -104,6 +105,7 @@ class ConnectionPool(ABC):
 
     async def _try_to_connect(self) -> Any:
         """Connect, or log that an outage begins: if the URL is wrong, callers wait in silence."""
+        cancellations = count_cancellations()
         try:
             connection = await self._connect_once()
         except StoreUnavailable as error:
@@ -112,6 +114,10 @@ class ConnectionPool(ABC):
             self._is_unavailable = True
             raise
         self._is_unavailable = False
+        if count_cancellations() > cancellations:
+            # The driver has swallowed a cancellation.
+            self._abort(connection)
+            raise asyncio.CancelledError
         return connection
 
     async def disconnect(self, connection: Any) -> None:

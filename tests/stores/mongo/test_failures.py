@@ -7,6 +7,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -311,3 +312,18 @@ async def test_existing_indexes_can_be_used_without_permission_to_create_them(gu
         await store.save("run", snapshot("a"))
     async with mongo(f"mongodb://reader:x@{guarded}/db") as store:
         assert await steps(store) == ["a"]
+
+
+async def test_a_cancellation_that_the_driver_swallowed_is_raised(sandbox: Sandbox) -> None:
+    """Before Python 3.12, asyncio.wait_for swallows it if what it awaits has just ended."""
+
+    async def use() -> None:
+        with opened._backend._connection.use(), suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+
+    async with mongo(sandbox.url) as opened:
+        call = asyncio.ensure_future(use())
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()

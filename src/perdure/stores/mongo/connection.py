@@ -1,5 +1,6 @@
 """The connection to MongoDB: the store's own client, or the user's."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from pymongo.uri_parser import parse_uri
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreError
+from perdure.stores._cancellation import count_cancellations
 from perdure.stores._durability import Durability, check_durability
 from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
@@ -160,7 +162,7 @@ class Connection(Generic[T]):
 class Use(Generic[T]):
     """One use of a connection."""
 
-    __slots__ = ("_calls", "_connection", "_started")
+    __slots__ = ("_calls", "_cancellations", "_connection", "_started")
 
     def __init__(self, connection: Connection[T], calls: CallsInFlight) -> None:
         self._connection = connection
@@ -169,6 +171,7 @@ class Use(Generic[T]):
 
     def __enter__(self) -> T:
         bound = self._connection.bound()
+        self._cancellations = count_cancellations()
         self._calls.begin()
         return bound
 
@@ -183,6 +186,9 @@ class Use(Generic[T]):
             target = self._connection.target
             seconds = self._connection.clock.monotonic() - self._started
             raise translate(error, target.location, target.database, seconds) from error
+        if error is None and count_cancellations() > self._cancellations:
+            # The driver has swallowed a cancellation.
+            raise asyncio.CancelledError
 
 
 def parse_target(url: str, database: str | None, replica_set: bool | None) -> Target:

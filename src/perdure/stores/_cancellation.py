@@ -1,0 +1,13 @@
+"""Cancellations that a driver swallows: a store raises them itself.
+
+Before Python 3.12, `asyncio.wait_for` returns normally if its task is cancelled when what it awaits
+has just ended, and drivers use it. A loop that is cancelled once would then never end.
+"""
+
+import asyncio
+
+
+def count_cancellations() -> int:
+    """Return how often the current task was cancelled; if that grows in a call, it must end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()

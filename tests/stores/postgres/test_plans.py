@@ -93,7 +93,8 @@ def read_plan(message: str) -> Plan:
 
 
 def scans_in(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if node["Node Type"].endswith("Scan") and "Relation Name" in node:
+    # A bitmap scan consists of two nodes: one of the index, one of the table.
+    if node["Node Type"].endswith("Scan") and ("Relation Name" in node or "Index Name" in node):
         yield node
     for below in node.get("Plans", []):
         yield from scans_in(below)
@@ -317,6 +318,31 @@ class TestWriting:
             # To count runs by status, the snapshots that awaitly wrote have to be read.
             looks_into = "#>> '{execution,status}'" in plan.text and "GROUP BY" in plan.text
             assert looks_into or not plan.scans_table(), plan
+
+
+class TestNewDatabase:
+    """A database that was never analyzed: the server chooses other plans."""
+
+    @pytest.fixture
+    def postgres_url(self, postgres_server: Server) -> Iterator[str]:
+        with fresh_database(postgres_server) as url:
+            yield url
+
+    @pytest.mark.parametrize("runs", [1, 3])
+    async def test_a_rest_examines_only_the_entries_of_its_activation(
+        self, store: PostgresStore, plans: list[Plan], runs: int
+    ) -> None:
+        """Those that earlier rests have deleted stay in the index until a vacuum."""
+        new = as_json(snapshot())
+        requests = [LeaseRequest(f"new {n}", "ana", LONG, create=new) for n in range(runs)]
+        for _ in range(20):
+            grants = [each for each in await store.acquire(requests) if isinstance(each, Grant)]
+            places = [(grant.lease, n) for grant in grants for n in (1, 2, 3)]
+            entries = [Entry(lease.id, lease.epoch, n, delta("a")) for lease, n in places]
+            assert {*await store.append(entries)} == {Verdict.ACCEPTED}
+            rests = [rest_entry(grant, 4) for grant in grants]
+            assert {*await store.append(rests)} == {Verdict.ACCEPTED}
+            assert plans[-1].examined <= 14 * runs, plans[-1]
 
 
 async def list_runs(store: PostgresStore, number: int) -> None:

@@ -245,6 +245,23 @@ async def test_a_new_run_gets_nothing_of_a_deleted_one(
     assert await store.inbox("run") == []
 
 
+async def test_a_batch_that_deletes_a_run_deletes_old_entries_too(
+    store: PostgresStore, other: asyncpg.Connection
+) -> None:
+    """An entry that a rest did not see, since both were written at once, is left behind by it."""
+    grant = await acquire(store)
+    rest = Entry("run", grant.lease.epoch, 8, as_json(snapshot("a")), rest=Rest("suspended"))
+    assert await store.append([rest]) == [Verdict.ACCEPTED]
+    await write_entry(other, grant, "late")
+    grant = await acquire(store)
+    entries = [
+        Entry("run", grant.lease.epoch, 1, delta("b")),
+        Entry("run", grant.lease.epoch, 2, b"", rest=Rest("completed", delete=True)),
+    ]
+    assert await store.append(entries) == [Verdict.ACCEPTED] * 2
+    assert await other.fetchval("SELECT count(*) FROM perdure_runs_journal") == 0
+
+
 async def test_a_run_that_is_deleted_leaves_no_consumed_message(
     store: PostgresStore, other: asyncpg.Connection
 ) -> None:

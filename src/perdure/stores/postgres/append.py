@@ -67,8 +67,10 @@ APPEND = """
 """
 
 # The deletions depend on the rows that the fenced statement returns: on their own they would see
-# the fence as it was before another owner took over. A rest that changes the run's tags, and the
-# deletion of a run that has any, are left to the statement of `_write_statement`.
+# the fence as it was before another owner took over. Entries that earlier rests have deleted stay
+# in the index until a vacuum, so those are skipped: the statement sees the run as it was before. A
+# rest that changes the run's tags, and the deletion of a run that has any, are left to the
+# statement of `_write_statement`.
 REST_ONE = """
     WITH rested AS (
         UPDATE {runs} AS run SET
@@ -89,7 +91,9 @@ REST_ONE = """
             AND (input.tags IS NULL OR input.tags = run.tags)
         RETURNING run.id, {notify_if_due}
     ), deleted_entries AS (
-        DELETE FROM {journal} WHERE run = (SELECT id FROM rested)
+        DELETE FROM {journal} AS entry
+        WHERE entry.run = (SELECT id FROM rested)
+            AND (entry.epoch, entry.n) > (SELECT folded_epoch, folded_n FROM {runs} WHERE id = $1)
     )
     SELECT id FROM rested
 """
@@ -111,6 +115,8 @@ DELETE_ONE = """
 _LOCKED_RUNS = """
     WITH locked AS MATERIALIZED (
         SELECT entry.*, run.epoch = entry.epoch AS newest, run.is_open,
+            CASE WHEN entry.is_deleted THEN -1 ELSE run.folded_epoch END AS after_epoch,
+            run.folded_n AS after_n,
             (run.folded_epoch, run.folded_n) >= (entry.epoch, entry.n) AS folded,
             run.tags <> '[]' AS is_tagged, run.tags <> entry.tags::jsonb AS is_retagged
         FROM unnest(
@@ -168,10 +174,19 @@ _NOTHING_CONSUMED = """
     matched AS (SELECT 0 AS seq WHERE false),
     counted AS (SELECT '' AS id, 0 AS messages WHERE false)
 """
+# As in the statement for one rest; but nothing may be left of a run that is deleted, because a new
+# run with its id would continue from that.
 _DELETED_ENTRIES = """
     deleted_entries AS (
-        DELETE FROM {journal}
-        WHERE run = ANY (ARRAY(SELECT id FROM writable WHERE status IS NOT NULL))
+        DELETE FROM {journal} WHERE ctid = ANY (ARRAY(
+            SELECT entry.ctid FROM writable CROSS JOIN LATERAL (
+                SELECT ctid FROM {journal} AS entry
+                WHERE entry.run = writable.id
+                    AND (entry.epoch, entry.n) > (writable.after_epoch, writable.after_n)
+                OFFSET 0
+            ) AS entry
+            WHERE writable.status IS NOT NULL
+        ))
     )
 """
 _DELETED_RUNS = """

@@ -11,11 +11,12 @@ that was removed. They are no longer waited for when no branch can continue.
 """
 
 import asyncio
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from typing import NamedTuple
 
-from perdure.engine.asyncio_internals import awaited_future, awaits_first
+from perdure.engine.asyncio_internals import awaited_future, awaits_first, end_callbacks
 from perdure.engine.branches import Branches
 from perdure.engine.history import History
 from perdure.engine.tasks import Future, Task, current_task
@@ -29,25 +30,39 @@ _QUIET_ITERATIONS, _MOST_ITERATIONS = 5, 100
 limited, because a function may never become quiet."""
 
 
+class _Caller(NamedTuple):
+    """The branch that makes a call, if it is one, and its task."""
+
+    path: Sequence[str]
+    task: Task | None
+
+    def levels_to(self, other: "_Caller") -> tuple[int, int]:
+        """Return how many levels up, and then down, it is to another branch."""
+        pairs = zip(self.path, other.path, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return len(self.path) - common, len(other.path) - common
+
+
 class _WaitingCall(NamedTuple):
-    """A call that waits for its turn. `level` is how deeply its branch is nested.
+    """A call that waits for its turn.
 
     `place` is that of its record; a call without a record comes after the last one.
     """
 
     place: int
     number: int
-    level: int
+    caller: _Caller
     future: Future
 
 
 class Turns:
     """Lets recorded calls continue in the order of their records, and others after them.
 
-    `_next` is the place of the first record that no call has asked for. `_task` and `_level` are
-    those of the recorded call that continued last, and `_iterations` counts those of the event loop
-    since then. `_released` counts calls that may continue, but have not done so yet. The records
-    that are left are `_given_up` once a call without a record has begun in spite of them.
+    `_next` is the place of the first record that no call has asked for. `_last` made the recorded
+    call that continued last, `_last_callbacks` are called when its task ends, and `_iterations`
+    counts those of the event loop since then. `_released` counts calls that may continue, but have
+    not done so yet. The records that are left are `_given_up` once a call without a record has
+    begun in spite of them.
     """
 
     __slots__ = (
@@ -56,13 +71,13 @@ class Turns:
         "_history",
         "_iterations",
         "_keys",
-        "_level",
+        "_last",
+        "_last_callbacks",
         "_next",
         "_numbers",
         "_places",
         "_quiet_iterations",
         "_released",
-        "_task",
         "_waiting_calls",
         "_wants_first",
     )
@@ -79,34 +94,34 @@ class Turns:
         self._waiting_calls: list[_WaitingCall] = []
         self._released = self._next = self._iterations = self._quiet_iterations = 0
         self._given_up = False
-        self._task: Task | None = None
-        self._level: int | None = None
+        self._last: _Caller | None = None
+        self._last_callbacks: Sequence[object] = ()
         self._wants_first: bool | None = None
 
     async def wait_to_continue(self, key: str) -> None:
         """Wait until a call may be answered from the record with this key."""
         if (place := self._places.get(key)) is not None:
-            self._task, self._level = await self._wait(place)
-            self._iterations = 0
+            self._note(await self._wait(place))
 
     async def wait_to_begin(self) -> None:
         """Wait until a call without a record may begin."""
         await self._wait(len(self._keys))
 
-    async def _wait(self, place: int) -> tuple[Task | None, int]:
-        """Wait for the turn of the calling branch; return its task and level."""
+    async def _wait(self, place: int) -> _Caller:
+        """Wait for the turn of the caller, and return it."""
         task = current_task()
         branch = None if task is None else self._branches.tasks.get(task)
-        level = branch.path.count("/") + 1 if branch is not None and branch.path else 0
+        path = branch.path.split("/") if branch is not None and branch.path else ()
+        caller = _Caller(path, task)
         self._pass_used_records()
         is_first = not self._waiting_calls and not self._released and self._is_next(place)
-        if not is_first or not self._is_noticed(place, level, task):
-            await self._wait_for_turn(place, level)
-        return task, level
+        if not is_first or not self._is_noticed(place, caller):
+            await self._wait_for_turn(place, caller)
+        return caller
 
-    async def _wait_for_turn(self, place: int, level: int) -> None:
+    async def _wait_for_turn(self, place: int, caller: _Caller) -> None:
         loop = asyncio.get_running_loop()
-        call = _WaitingCall(place, next(self._numbers), level, loop.create_future())
+        call = _WaitingCall(place, next(self._numbers), caller, loop.create_future())
         if not self._waiting_calls:
             loop.call_soon(self._tick)
         heappush(self._waiting_calls, call)
@@ -115,6 +130,12 @@ class Turns:
         finally:
             if not call.future.cancelled():
                 self._released -= 1
+
+    def _note(self, caller: _Caller) -> None:
+        """Remember the caller whose recorded call continues."""
+        self._last, self._iterations = caller, 0
+        # Now, because a task that has ended has none.
+        self._last_callbacks = end_callbacks(caller.task)
 
     def _pass_used_records(self) -> None:
         while self._next < len(self._keys) and self._history.is_used(self._keys[self._next]):
@@ -140,29 +161,34 @@ class Turns:
             self._given_up = True
         else:
             self._next = max(self._next, call.place + 1)
-            self._level, self._iterations, self._quiet_iterations = call.level, 0, 0
+            self._quiet_iterations = 0
+            self._note(call.caller)
 
     def _may_continue(self, call: _WaitingCall) -> bool:
         """Return whether the records before that of the call have been used, and noticed."""
         is_next = self._is_next(call.place) or self._is_stuck()
-        return is_next and self._is_noticed(call.place, call.level)
+        return is_next and self._is_noticed(call.place, call.caller)
 
     def _is_next(self, place: int) -> bool:
         """Return whether all records before this place have been asked for, or given up."""
         return place <= self._next or (self._given_up and place == len(self._keys))
 
-    def _is_noticed(self, place: int, level: int, task: Task | None = None) -> bool:
+    def _is_noticed(self, place: int, caller: _Caller) -> bool:
         """Return whether other branches have noticed what the last recorded call led to."""
-        if self._level is None:
+        if self._last is None:
             return True
-        if place == len(self._keys):
+        is_new, up, down = place == len(self._keys), *self._last.levels_to(caller)
+        if is_new:
             # A failure may cancel the branch of this call, which then must not begin.
-            levels = abs(self._level - level) + 1
-        elif task is not None and task is self._task:
+            levels = max(up + down, 1)
+        elif caller.task is self._last.task:
             # The next call of the same branch does not have to wait for others.
             levels = 0
+        elif end_callbacks(caller.task) == self._last_callbacks:
+            # The same join waits for both branches.
+            levels = int(self._awaits_first())
         else:
-            levels = self._level - level + self._awaits_first()
+            levels = up + self._awaits_first()
         return self._iterations >= _ITERATIONS_PER_LEVEL * levels
 
     def _awaits_first(self) -> bool:

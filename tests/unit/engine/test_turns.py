@@ -152,6 +152,40 @@ async def test_a_branch_ends_before_a_less_nested_one_that_ended_later() -> None
     assert await replayed(function) == [["deep", "flat"], ["deep", "flat"]]
 
 
+async def test_the_end_of_a_join_is_seen_before_a_record_of_a_branch_beside_it() -> None:
+    """All three branches are nested equally deeply, but the join does not wait for the third."""
+    steps = Sequence("a", "b", "beside")
+
+    async def branch(step: Step, name: str, see: Callable[[str], object]) -> None:
+        see(await step(name, steps.end, name))
+
+    async def function(step: Step, note: Note) -> None:
+        beside = asyncio.create_task(branch(step, "beside", note))
+        await asyncio.gather(branch(step, "a", steps.see), branch(step, "b", len))
+        note("joined")
+        steps.see("b")
+        await beside
+
+    assert await replayed(function) == [["joined", "beside"], ["joined", "beside"]]
+
+
+async def test_the_ends_of_nested_joins_are_seen_before_a_record_of_another_branch() -> None:
+    """Both calls are nested equally deeply, in different branches of the function."""
+    steps = Sequence("first", "second")
+
+    async def function(step: Step, note: Note) -> None:
+        second = asyncio.create_task(nested(3, lambda: note_second(step, note)))
+        note(await nested(3, lambda: step("first", steps.end, "first")))
+        steps.see("first")
+        await second
+
+    async def note_second(step: Step, note: Note) -> str:
+        note(value := await step("second", steps.end, "second"))
+        return value
+
+    assert await replayed(function) == [["first", "second"], ["first", "second"]]
+
+
 async def test_a_run_is_not_suspended_while_a_call_waits_for_its_turn() -> None:
     """It would be stored without a wait that the branch had begun, and sleep for longer."""
     clock = TestClock()

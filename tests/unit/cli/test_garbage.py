@@ -43,7 +43,7 @@ def _default_thresholds() -> Iterator[None]:
 @pytest.mark.usefixtures("_default_thresholds")
 def test_it_is_as_before_afterwards() -> None:
     with collector_for(1000):
-        assert gc.get_threshold() == (10_000, 2, 2)
+        assert gc.get_threshold() == (20_000, 2, 2)
         assert gc.get_freeze_count() > 10_000
     assert gc.get_threshold() == (700, 10, 10)
     assert gc.get_freeze_count() == 0
@@ -55,6 +55,17 @@ def test_few_runs_do_not_make_it_run_more_often() -> None:
         assert gc.get_threshold()[0] == 700
 
 
+@pytest.mark.usefixtures("_default_thresholds")
+@pytest.mark.parametrize(
+    ("runs", "objects"), [(100, 4000), (500, 20_000), (2000, 20_000), (5000, 50_000)]
+)
+def test_the_objects_of_each_run_may_be_fewer_if_there_are_many_runs(
+    runs: int, objects: int
+) -> None:
+    with collector_for(runs):
+        assert gc.get_threshold()[0] == objects
+
+
 def test_cycles_that_were_in_use_for_a_while_are_freed() -> None:
     """A full collection comes after fifteen times as many objects as start a collection."""
     with collector_for(1000):
@@ -63,8 +74,8 @@ def test_cycles_that_were_in_use_for_a_while_are_freed() -> None:
         gc.collect()
         freed = weakref.ref(cycle)
         del cycle
-        new_objects: list[list[None]] = [[] for _ in range(150_000)]
-        assert len(new_objects) == 150_000
+        new_objects: list[list[None]] = [[] for _ in range(300_000)]
+        assert len(new_objects) == 300_000
         assert freed() is None
 
 

@@ -76,8 +76,18 @@ def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
     kind = type(value)
     if kind is str:
         return is_clean(value)
+    # Most items are short strings, booleans and null: the loops handle them without another call.
     if kind is dict:
-        return room > 0 and _is_plain_dict(value, room - 1)
+        if room <= 0 or (len(value) == 1 and is_tagged(value)):
+            return False
+        for key, item in value.items():
+            if type(key) is not str or not (key.isascii() or is_clean(key)):
+                return False
+            if (type(item) is str and item.isascii()) or item is None or item is True:
+                continue
+            if item is not False and not is_plain(item, room - 1):
+                return False
+        return True
     if kind is list:
         return room > 0 and _is_plain_list(value, room - 1)
     if kind is int:
@@ -85,18 +95,6 @@ def is_plain(value: Any, room: int = MAX_DEPTH) -> bool:
     if kind is float:
         return math.isfinite(value)
     return value is None or kind is bool
-
-
-# Most items are short strings, booleans and null: both loops handle them without another call.
-def _is_plain_dict(value: dict[Any, Any], room: int) -> bool:
-    for key, item in value.items():
-        if type(key) is not str or not (key.isascii() or is_clean(key)):
-            return False
-        if (type(item) is str and item.isascii()) or item is True or item is False or item is None:
-            continue
-        if not is_plain(item, room):
-            return False
-    return len(value) != 1 or not is_tagged(value)
 
 
 def _is_plain_list(value: list[Any], room: int) -> bool:

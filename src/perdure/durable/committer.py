@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from perdure.clock import Clock, SystemClock
@@ -45,43 +47,6 @@ MAX_OUTAGE = timedelta(seconds=10)
 QUEUES = 2
 
 
-class _Pending(Generic[Q, A]):
-    """A request that waits for its reply; cancelling the caller does not withdraw it."""
-
-    __slots__ = ("answer", "error", "is_settled", "request", "wakeup")
-
-    def __init__(self, request: Q, loop: asyncio.AbstractEventLoop) -> None:
-        self.request = request
-        self.is_settled = False
-        self.answer: A | None = None
-        self.error: BaseException | None = None
-        self.wakeup: asyncio.Future[None] = asyncio.Future(loop=loop)
-
-    def settle(self, answer: A | None, error: BaseException | None = None) -> None:
-        """Store the reply or the error, and wake the caller."""
-        if self.is_settled:
-            return
-        self.is_settled, self.answer, self.error = True, answer, error
-        if not self.wakeup.done():
-            self.wakeup.set_result(None)
-
-    async def wait(self, is_cancelled: bool = False) -> A:
-        """Return the reply; a cancellation is raised as `Interrupted` once the reply is known."""
-        while not self.is_settled:
-            try:
-                await self.wakeup
-            except asyncio.CancelledError:
-                is_cancelled = True
-                if not self.is_settled:
-                    # The cancellation ended this future, so the reply needs a new one.
-                    self.wakeup = asyncio.get_running_loop().create_future()
-        if self.error is not None:
-            raise self.error
-        if is_cancelled:
-            raise Interrupted(self.answer)
-        return cast(A, self.answer)
-
-
 class BatchQueue(Generic[Q, A]):
     """One kind of write, one batch at a time.
 
@@ -105,7 +70,7 @@ class BatchQueue(Generic[Q, A]):
         send: Callable[[Sequence[Q]], Awaitable[Sequence[A]]],
         *,
         clock: Clock = SystemClock(),
-        data: Callable[[Q], bytes] = lambda _: b"",
+        data: Callable[[Q], bytes] | None = None,
         max_outage: timedelta = MAX_OUTAGE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
@@ -114,7 +79,9 @@ class BatchQueue(Generic[Q, A]):
         self._data = data
         self._max_outage = max_outage
         self._max_waiting = max_waiting
-        self._queue: deque[_Pending[Q, A]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._successors: WeakKeyDictionary[asyncio.Future[A], asyncio.Future[A]] | None = None
         self._room: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -122,16 +89,61 @@ class BatchQueue(Generic[Q, A]):
         self._is_shared = False
         self._closed = False
 
-    def submit(self, request: Q) -> Coroutine[Any, Any, A]:
+    def submit(self, request: Q) -> Awaitable[A]:
         """Return the store's reply to this request once it is durable; await it at once.
 
-        Cancelling the caller does not withdraw the request. The cancellation is raised once the
-        reply is known, as an `Interrupted` that contains it.
+        Cancelling the caller does not withdraw the request. A caller that gets a `CancelledError`
+        has to `outlast` it, to know the reply.
         """
-        # The usual case under load, without the coroutine of `_write_now` around it.
+        # The usual case under load: a future, which is half as expensive as a coroutine.
         if self._busy and not self._closed and len(self._queue) < self._max_waiting:
-            return self._enqueue(request).wait()
+            reply: asyncio.Future[A] = asyncio.Future(loop=self._loop)
+            self._queue.append((request, reply))
+            return reply
         return self._write_now(request)
+
+    async def finish(self, request: Q) -> A:
+        """Submit a request, and return the reply to it.
+
+        If the caller is cancelled, that is raised as `Interrupted`, once the reply is known.
+        """
+        reply = self.submit(request)
+        try:
+            return await reply
+        except asyncio.CancelledError as error:
+            raise Interrupted(await self.outlast(reply, error)) from None
+
+    async def outlast(self, reply: Awaitable[A], error: asyncio.CancelledError) -> A:
+        """Return the reply to a caller that was cancelled while it awaited `reply`.
+
+        A second cancellation is ignored. If nothing was submitted, `error` is raised; so is a
+        cancellation if the event loop is about to close.
+        """
+        if isinstance(error, Interrupted):
+            return cast(A, error.answer)
+        if not isinstance(reply, asyncio.Future):
+            raise error
+        # The reply may have come already: then the caller was cancelled before it continued.
+        while not (current := self._current(reply)).done():
+            with suppress(asyncio.CancelledError):
+                await current
+        return current.result()
+
+    def _current(self, reply: asyncio.Future[A]) -> asyncio.Future[A]:
+        """Return the future for a reply: another one if a cancellation of its caller has ended it.
+
+        Either the caller asks for the other one first, or the store has already replied.
+        """
+        if not reply.cancelled():
+            return reply
+        if self._successors is None:
+            # Created by the first, because there are hardly ever any.
+            self._successors = WeakKeyDictionary()
+        current = self._successors.get(reply)
+        if current is None or current.cancelled():
+            # Replaced, not chained: a cancelled scope of anyio cancels its tasks in each iteration.
+            current = self._successors[reply] = self._loop.create_future()
+        return current
 
     async def _write_now(self, request: Q) -> A:
         if self._busy or self._closed:
@@ -141,12 +153,10 @@ class BatchQueue(Generic[Q, A]):
             if self._closed:
                 raise StoreClosed("the committer is closed; nothing more can be written through it")
             if self._busy:
-                return await self._enqueue(request).wait()
+                return await self.finish(request)
         self._busy = True
         if self._is_shared:
-            pending = self._enqueue(request)
-            self._flush_next()
-            return await pending.wait()
+            return await self._write_next(request)
         # Tasks that the store starts must not become branches of the run that happens to write. By
         # hand, since `outside_runs` is two more calls for each step.
         token = POSITION.set(None)
@@ -155,11 +165,11 @@ class BatchQueue(Generic[Q, A]):
         except StoreNotOpened:
             self._flush_next()
             raise
-        except (asyncio.CancelledError, StoreUnavailable) as error:
+        except StoreUnavailable:
             # Whether it was written is unknown. The store finds out when it is sent again.
-            pending = self._enqueue(request, first=True)
-            self._flush_next()
-            return await pending.wait(is_cancelled=isinstance(error, asyncio.CancelledError))
+            return await self._write_next(request)
+        except asyncio.CancelledError:
+            raise Interrupted(await self._write_next(request)) from None
         except Exception as error:  # noqa: BLE001  # raised to the caller
             self._flush_next()
             failure = _as_store_error(error)
@@ -173,15 +183,15 @@ class BatchQueue(Generic[Q, A]):
             self._busy = False
         return answer
 
-    def _enqueue(self, request: Q, *, first: bool = False) -> _Pending[Q, A]:
-        pending: _Pending[Q, A] = _Pending(request, asyncio.get_running_loop())
-        # `first` keeps the order: a write whose reply was lost comes before everything queued
-        # since.
-        if first:
-            self._queue.appendleft(pending)
-        else:
-            self._queue.append(pending)
-        return pending
+    async def _write_next(self, request: Q) -> A:
+        """Write this request before all that were queued since; return the reply."""
+        reply: asyncio.Future[A] = self._loop.create_future()
+        self._queue.appendleft((request, reply))
+        self._flush_next()
+        try:
+            return await reply
+        except asyncio.CancelledError as error:
+            raise Interrupted(await self.outlast(reply, error)) from None
 
     def _flush_next(self) -> None:
         """Write queued requests, or become idle."""
@@ -229,7 +239,7 @@ class BatchQueue(Generic[Q, A]):
         await asyncio.shield(self._room)
 
     async def _write(self) -> None:
-        batch: Sequence[_Pending[Q, A]] = ()
+        batch: Sequence[tuple[Q, asyncio.Future[A]]] = ()
         try:
             while self._queue:
                 batch = self._next_batch()
@@ -241,31 +251,35 @@ class BatchQueue(Generic[Q, A]):
                 if len(batch) > 1:
                     # Let callers that just got a reply join the next batch.
                     await self._clock.sleep(0)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # The event loop is about to close, so callers must not wait any longer.
-            for pending in (*batch, *self._queue):
-                pending.settle(None, asyncio.CancelledError())
+            for _, reply in (*batch, *self._queue):
+                self._fail(reply, error)
             self._queue.clear()
             raise
         finally:
             self._flush_next()
 
-    def _next_batch(self) -> list[_Pending[Q, A]]:
+    def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
         queue, data = self._queue, self._data
+        if data is None:
+            return [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))]
         batch = [queue.popleft()]
-        size = len(data(batch[0].request))
+        size = len(data(batch[0][0]))
         while queue and len(batch) < MAX_BATCH:
-            size += len(data(queue[0].request))
+            size += len(data(queue[0][0]))
             if size > MAX_BATCH_BYTES:
                 break
             batch.append(queue.popleft())
         return batch
 
-    async def _write_batch(self, batch: Sequence[_Pending[Q, A]]) -> None:
+    async def _write_batch(self, batch: Sequence[tuple[Q, asyncio.Future[A]]]) -> None:
         """Write a batch, retrying while the store is unavailable; if it fails, one by one."""
         # The deadline counts from the first failure, so that a queue that was idle gets its full
         # time.
         error = await self._try(batch)
+        if error is None:
+            return
         deadline = self._clock.monotonic() + self._max_outage.total_seconds()
         pause = 0.05
         while _may_recover(error) and self._clock.monotonic() + pause <= deadline:
@@ -278,8 +292,8 @@ class BatchQueue(Generic[Q, A]):
         # If the store is unavailable, writing one by one would only take longer.
         if len(batch) == 1 or isinstance(error, StoreUnavailable):
             failure = _as_store_error(error)
-            for pending in batch:
-                pending.settle(None, failure)
+            for _, reply in batch:
+                self._fail(reply, failure)
             return
         logger.warning(
             "a batch of %d writes failed (%s); trying them one by one", len(batch), error
@@ -289,14 +303,28 @@ class BatchQueue(Generic[Q, A]):
         for pending in batch:
             await self._write_batch([pending])
 
-    async def _try(self, batch: Sequence[_Pending[Q, A]]) -> Exception | None:
+    async def _try(self, batch: Sequence[tuple[Q, asyncio.Future[A]]]) -> Exception | None:
         try:
-            answers = await self._send([pending.request for pending in batch])
+            answers = await self._send([request for request, _ in batch])
         except Exception as error:  # noqa: BLE001  # raised to the callers if it persists
             return error
-        for pending, answer in zip(batch, answers, strict=True):
-            pending.settle(answer)
+        for (_, reply), answer in zip(batch, answers, strict=True):
+            # Without a call for most, since all runs of the process are here.
+            if reply.done():
+                self._settle_late(reply, answer)
+            else:
+                reply.set_result(answer)
         return None
+
+    def _settle_late(self, reply: asyncio.Future[A], answer: A) -> None:
+        if not (current := self._current(reply)).done():
+            current.set_result(answer)
+
+    def _fail(self, reply: asyncio.Future[A], error: BaseException) -> None:
+        if not (current := self._current(reply)).done():
+            current.set_exception(error)
+            # Marked as retrieved, because the caller may be gone, and asyncio would log it.
+            current.exception()
 
 
 def _may_recover(error: Exception | None) -> bool:
@@ -352,20 +380,20 @@ class Committer:
 
     def acquire(self, request: LeaseRequest) -> Coroutine[Any, Any, Grant | Refusal]:
         """Return the requested lease, or a refusal."""
-        return self._leases.submit(request)
+        return self._leases.finish(request)
 
     def enqueue(self, run: NewRun) -> Coroutine[Any, Any, bool]:
         """Return whether this run was created; `False` if its id was taken, even by itself."""
         if self._starts is None:
             send = require_schedule(self._store, "a run that starts runs").enqueue
             self._starts = BatchQueue(send, data=attrgetter("snapshot"))
-        return self._starts.submit(run)
+        return self._starts.finish(run)
 
     def send(self, message: NewMessage) -> Coroutine[Any, Any, Receipt]:
         """Return the receipt of a message, which must have a `dedup_id`: it may be sent again."""
         if self._messages is None:
             self._messages = BatchQueue(self._send, data=attrgetter("payload"))
-        return self._messages.submit(message)
+        return self._messages.finish(message)
 
     async def close(self) -> None:
         """Write queued requests, then stop."""

@@ -50,31 +50,41 @@ class JournaledRun(RunHost):
 
     def record(self, call: StepCall, record: EncodedRecord, /) -> Coroutine[Any, Any, None]:
         """Append the step's record to the journal."""
-        return self._write(self._entry(call, record))
+        return self._write(self._data(call, record), call.consumes, None, call.id)
 
-    async def _write(self, entry: Entry) -> None:
-        interruption: Interrupted | None = None
+    async def _write(
+        self,
+        data: bytes,
+        consumes: tuple[str, ...] = (),
+        rest: Rest | None = None,
+        step: str = "",
+    ) -> None:
+        """Write the next entry."""
+        is_interrupted = False
+        # Nothing is awaited after the entry got its number, so entries are queued in order.
+        self._n += 1
+        entry = Entry(self.id, self._epoch, self._n, data, consumes, rest, step)
+        reply = self._queue.submit(entry)
         try:
-            # Nothing was awaited since the entry got its number, so entries are queued in order.
-            verdict = await self._queue.submit(entry)
-        except Interrupted as error:
-            interruption, verdict = error, error.answer
+            verdict = await reply
+        except asyncio.CancelledError as error:
+            is_interrupted, verdict = True, await self._queue.outlast(reply, error)
         if verdict is not Verdict.ACCEPTED and not _was_deleted(entry, verdict):
             raise self._lose_lease()
         self.entries += 1
         if self._undelivered:
             self._deliver(entry)
         # Raised only now, because a cancelled caller must know whether the write was accepted.
-        if interruption is not None:
-            raise interruption
+        if is_interrupted:
+            raise Interrupted(verdict)
 
-    def _entry(self, call: StepCall, record: EncodedRecord) -> Entry:
-        if record.warnings or call.replaces or self.history.has_changes:
-            data = self._delta(call, record)
-        else:
-            data = plain_step_delta(record.key, record.json, record.at)
-        self._n += 1
-        return Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id)
+    def _data(self, call: StepCall, record: EncodedRecord) -> bytes:
+        """Return the data of the entry for a record."""
+        history = self.history
+        has_changes = history.waits.changes or history.metadata.changes or history.outbox.changes
+        if has_changes or record.warnings or call.replaces:
+            return self._delta(call, record)
+        return plain_step_delta(record.key, record.json, record.at)
 
     def _delta(self, call: StepCall, record: EncodedRecord) -> bytes:
         """Return the data of an entry: the step's record, and everything else that has changed."""
@@ -153,9 +163,7 @@ class JournaledRun(RunHost):
     async def _write_delta(self, block: ExecutionBlock) -> None:
         history = self.history
         waits, metadata = history.waits.take_changes(), history.metadata.take_changes()
-        data = waits_delta(block, waits, metadata, self._take_items())
-        self._n += 1
-        await self._write(Entry(self.id, self._epoch, self._n, data))
+        await self._write(waits_delta(block, waits, metadata, self._take_items()))
 
     async def transact(
         self, call: StepCall, work: Callable[[Any], Awaitable[EncodedRecord]], /
@@ -171,7 +179,9 @@ class JournaledRun(RunHost):
 
         async def entry(connection: Any) -> Entry:
             records.append(await work(connection))
-            entries.append(self._entry(call, records[0]))
+            data = self._data(call, records[0])
+            self._n += 1
+            entries.append(Entry(self.id, self._epoch, self._n, data, call.consumes, None, call.id))
             return entries[0]
 
         task = detached(store.transact(self.id, self._epoch, entry))
@@ -210,10 +220,8 @@ class JournaledRun(RunHost):
                 rest = replace(rest, wake_at=self.clock.now())
             data = self.history.encode(block)
             rest = self._describe_rest(rest, block, len(data))
-        self._n += 1
         try:
-            message_ids = (*consumes, *self._closed_message_ids)
-            await self._write(Entry(self.id, self._epoch, self._n, data, message_ids, rest))
+            await self._write(data, (*consumes, *self._closed_message_ids), rest)
         except Interrupted:
             raise asyncio.CancelledError from None
         finally:

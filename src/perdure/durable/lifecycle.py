@@ -147,7 +147,7 @@ def _start_function(execution: Execution, host: RunHost, program: Program) -> tu
         # A separate task, so that a cancellation of the caller does not reach the function before
         # the run is stopped.
         work = run_function(execution, body, announce=program.is_function)
-        return asyncio.get_running_loop().create_task(work), context
+        return host.session.loop.create_task(work), context
 
 
 def _with_middleware(execution: Execution, host: RunHost, program: Program) -> Body:

@@ -124,7 +124,7 @@ async def run_when_free(
 async def run_once(request: Request) -> Result[Any, Any]:
     """Run the function over the history of this id, unless this process is already running it."""
     async with request.session() as session:
-        if is_running(request.store, request.id) and not request.shared:
+        if is_running(request.store, request.id, session.loop) and not request.shared:
             raise AlreadyRunning(request.id, "here")
         session.running_ids[request.id] += 1
         try:

@@ -250,10 +250,9 @@ def poke(store: Store, run_ids: Iterable[str]) -> None:
             session.leases.poke(run_id)
 
 
-def is_running(store: Store, id: str) -> bool:
+def is_running(store: Store, id: str, loop: asyncio.AbstractEventLoop) -> bool:
     """Return whether a call of `durable.run` in this event loop is running this id."""
     # Without `_sessions_of`, because this is asked for each run.
-    loop = asyncio.get_running_loop()
     for session in _sessions.values():
         if session.store is store and session.loop is loop and id in session.running_ids:
             return True

@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+import msgspec
+
 from perdure.engine.asyncio_internals import arguments_of, unwrapped
 from perdure.engine.paths import join_path
 from perdure.engine.tasks import POSITION, Task, cancel_and_wait, current_task, exception_of
@@ -127,21 +129,20 @@ class Branch:
             POSITION.reset(token)
 
 
-class Leaf:
+class Leaf(msgspec.Struct, eq=False):
     """A step that is being executed, with what its function may ask about it.
 
-    `path` is the branch that the record belongs to; it is empty for an explicit key, which is
-    unique in the whole run. `refusal` is set if its function has called a step or a wait.
+    `call` is its identity in the branch `path` that the record belongs to; the path is empty for an
+    explicit key, which is unique in the whole run. `refusal` is set if its function has called a
+    step or a wait.
     """
-
-    __slots__ = ("attempt", "branch", "call", "id", "path", "refusal")
 
     id: str
     branch: Branch
     call: str
     path: str
     attempt: int
-    refusal: NestedStep
+    refusal: NestedStep | None
 
 
 class Reserved:
@@ -171,13 +172,13 @@ class Branches:
     """
 
     __slots__ = (
-        "_loop",
         "_position",
         "_root",
         "_unwinding",
         "calls",
         "handle",
         "is_cancelled",
+        "loop",
         "on_change",
         "on_first_branch",
         "parked_tasks",
@@ -201,13 +202,13 @@ class Branches:
         self._unwinding: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        self.loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self.loop)
         assert task is not None, "a run needs a task"
         root = self._root = Branch(self)
         root.task = task
         self.tasks[task] = root
         self._position = POSITION.set(root)
-        self._loop = task.get_loop()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -231,9 +232,7 @@ class Branches:
         """Return the branch in which the running code calls the step `id` of this run."""
         position = POSITION.get()
         if type(position) is Branch and position.branches is self:
-            # Almost always this is the task that carries the branch; compared inline to save a
-            # call.
-            if position.task is asyncio.current_task(self._loop):
+            if position.task is asyncio.current_task(self.loop):
                 return position
             return self._branch_of(current_task(), position)
         if type(position) is Reserved and position.branch.branches is self:
@@ -286,7 +285,7 @@ class Branches:
     def is_in_current_loop(self) -> bool:
         """Return whether a running function is in the event loop of the current task."""
         task = current_task()
-        return task is not None and task.get_loop() is self._loop
+        return task is not None and task.get_loop() is self.loop
 
     @property
     def in_flight(self) -> int:
@@ -356,11 +355,11 @@ class Branches:
         if self.tasks:
             for task in self.tasks:
                 # Not immediately: the caller may be one of these tasks, in the middle of a write.
-                self._loop.call_soon(task.cancel)
+                self.loop.call_soon(task.cancel)
             # After the cancellations, in the same order: only then is a call of a step made by code
             # that is being unwound, and worth a warning.
-            self._loop.call_soon(self._mark_cancelled)
-            self._unwinding = self._loop.call_later(1, self.cancel)
+            self.loop.call_soon(self._mark_cancelled)
+            self._unwinding = self.loop.call_later(1, self.cancel)
 
     def _mark_cancelled(self) -> None:
         self.is_cancelled = True

@@ -14,7 +14,7 @@ from perdure.engine.paths import join_path
 from perdure.errors import DriftError
 from perdure.limits import Cost
 from perdure.retry import Retry, Timeout
-from perdure.snapshot import StepRecord
+from perdure.snapshot import PendingWait, StepRecord
 
 Kind: TypeAlias = Literal[
     "step",
@@ -42,12 +42,19 @@ SCOPE: ContextVar[Any] = ContextVar("perdure_saga", default=None)
 """The innermost scope of a saga that the running code belongs to; branches inherit it."""
 
 
-class StepCall(Leaf):
-    """One call of a step: its identity, its options, and facts about its record.
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
-    Defaults that most calls keep are class attributes.
-    """
 
+class StepCall(Leaf, eq=False):
+    """One call of a step: its identity, its options, and facts about its record."""
+
+    # A struct, because each step creates one: the fields with a default cost nothing.
+    key: str | None
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    fingerprint: str = ""
+    within: str = ""
+    """The branch of a call with an explicit key."""
     kind: Kind = "step"
 
     retries: Retry | None = None
@@ -63,8 +70,6 @@ class StepCall(Leaf):
     undo_retry: Retry | None = None
     sagas: Sequence[str] = ()
     """The scopes that the step belongs to."""
-    within: str = ""
-    """The branch of a call with an explicit key."""
     token: str = ""
     """The idempotency key of a step that sends out a token."""
 
@@ -76,7 +81,7 @@ class StepCall(Leaf):
 
     consumes: tuple[str, ...] = ()
     """The messages that the write of the record consumes."""
-    replaces: Mapping[str, bytes] = MappingProxyType({})
+    replaces: Mapping[str, bytes] = _NOTHING
     """The earlier records that the write of the record replaces."""
     failures: Sequence[str] = ()
     """The keys of the failures that made a race fail."""
@@ -86,32 +91,6 @@ class StepCall(Leaf):
     """The id of the run that the call started or waited for."""
     answer: dict[str, Any] | None = None
     """The answer to an approval or callback."""
-
-    def __init__(
-        self,
-        id: str,
-        branch: Branch,
-        key: str | None,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-    ) -> None:
-        self.branch = branch
-        self.attempt = 1
-        self.id = id
-        self.key = key
-        # The identity is fixed by the call, not by the await: a step that is passed to `gather`
-        # belongs to the branch that called it, not to the task that awaits it.
-        if key is None:
-            self.call = branch.call(id)
-            self.path = branch.path
-            self.fingerprint = codec.fingerprint(args) if args else ""
-        else:
-            # The key alone is the identity; branch and arguments are not compared.
-            self.call = key
-            self.path = self.fingerprint = ""
-            self.within = branch.path
-        self.fn = fn
-        self.args = args
 
     def return_type(self) -> object:
         """Return the type of the value, if it is known."""
@@ -129,9 +108,7 @@ class StepCall(Leaf):
         """Return a call that the engine makes on behalf of this one; its id contains this call."""
         # Like a call with a key: calls with this id are not numbered, since it is unique. But it
         # must not be found in a cache by another run.
-        call = StepCall(id, self.branch, id, fn, ())
-        call.key, call.path, call.within = None, self.path, self.within
-        return call
+        return StepCall(id, self.branch, id, self.path, 1, None, None, fn, (), "", self.within)
 
     def facts(self, key: str) -> dict[str, str]:
         """Return the fields of a record under `key` that identify the call."""
@@ -168,6 +145,14 @@ class StepCall(Leaf):
         )
         return self._drift(f"{problem}; {hint}", stored_args, self.fingerprint)
 
+    def drift_from_wait(self, stored: PendingWait, new: PendingWait) -> DriftError | None:
+        """Return an error if an open wait belongs to a different call than the `new` one."""
+        if (began := _subject(stored)) == (asked := _subject(new)):
+            return None
+        problem = f"is waiting for {began}, and the function now asks to wait for {asked}"
+        hint = "use new step ids for changed code, or a new version of the workflow"
+        return self._drift(f"{problem}; {hint}", began, asked)
+
     def _drift(self, problem: str, recorded: str, requested: str) -> DriftError:
         return DriftError(
             self.call, f"{self.place()} {problem}", recorded=recorded, asked=requested
@@ -176,6 +161,36 @@ class StepCall(Leaf):
     def place(self) -> str:
         """Return a readable name of the step."""
         return f"step {self.call!r}" + (f" of branch {self.path!r}" if self.path else "")
+
+
+def _subject(wait: PendingWait) -> str:
+    """Return what a wait is for."""
+    if "run" in wait:
+        return f"the end of run {wait['run']!r}"
+    if "ask" in wait:
+        return f"the answer to its {wait['ask']}"
+    if wait["kind"] == "event":
+        return f"event {wait.get('event', '')!r}"
+    return "a time" if wait["kind"] == "sleep" else "the next attempt of a step"
+
+
+def step_call(
+    id: str,
+    branch: Branch,
+    key: str | None,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+) -> StepCall:
+    """Return the next call of `id` in a branch, or the call with an explicit key."""
+    # The identity is fixed by the call, not by the await: a step that is passed to `gather` belongs
+    # to the branch that called it, not to the task that awaits it.
+    if key is None:
+        fingerprint = codec.fingerprint(args) if args else ""
+        return StepCall(
+            id, branch, branch.call(id), branch.path, 1, None, None, fn, args, fingerprint
+        )
+    # The key alone is the identity; branch and arguments are not compared.
+    return StepCall(id, branch, key, "", 1, None, key, fn, args, "", branch.path)
 
 
 class Decoration(NamedTuple):

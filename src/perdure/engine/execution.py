@@ -18,7 +18,7 @@ from perdure.clock import Clock, parse_iso
 from perdure.engine.arguments import Arguments, record_of
 from perdure.engine.attempts import attempt_once, attempts
 from perdure.engine.branches import Branch
-from perdure.engine.call import SCOPE, WAITS, StepCall, undecorated
+from perdure.engine.call import SCOPE, WAITS, StepCall, step_call, undecorated
 from perdure.engine.environment import Environment
 from perdure.engine.failures import leading_to, passing_through
 from perdure.engine.history import History, UndoableStep
@@ -112,20 +112,27 @@ class Execution(RecordedCalls):
         if type(id) is not str or not id or not id.isascii() or id[0] == RESERVED:
             id = check_unreserved(check_text(id, "id", _STEP_NAME), "id")
         if branch is None:
-            branch = self.branches.current(self.run_id, id)
+            branch = POSITION.get()
+            # Almost always the running task carries the branch. Compared here, to save a call.
+            if (
+                type(branch) is not Branch
+                or branch.branches is not self.branches
+                or branch.task is not asyncio.current_task(self.branches.loop)
+            ):
+                branch = self.branches.current(self.run_id, id)
         if not callable(fn):
             raise not_callable(id, fn)
         if key is not None:
             key = check_unreserved(check_text(key, "key", "a non-empty string, or None"), "key")
         if type(fn) is not partial and not hasattr(fn, "durable_step"):
-            return StepCall(id, branch, key, fn, args)
+            return step_call(id, branch, key, fn, args)
         fn, decoration = undecorated(fn)
-        call = StepCall(id, branch, key, fn, args)
+        call = step_call(id, branch, key, fn, args)
         return call if decoration is None else decoration.apply(call)
 
     def perform(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         """Answer from the record, from the cache, or by running the step."""
-        return self._execute(call) if call.key is None else self._perform_keyed(call, call.key)
+        return self.execute(call) if call.key is None else self._perform_keyed(call, call.key)
 
     @call_named("step")
     async def _perform_keyed(self, call: StepCall, key: str) -> Any:
@@ -137,7 +144,7 @@ class Execution(RecordedCalls):
         try:
             if self.cache is not None and self.find_record(call) is None:
                 await self._load_from_cache(self.cache, call, key)
-            return await self._execute(call)
+            return await self.execute(call)
         finally:
             self.free_key(key)
 
@@ -164,7 +171,7 @@ class Execution(RecordedCalls):
         self.history.load({key: record})
 
     @call_named("step")
-    async def _execute(self, call: StepCall) -> Any:
+    async def execute(self, call: StepCall) -> Any:
         """Answer from the record, or call the function and record its value.
 
         This is the only coroutine between the call of most steps and the write of their records:
@@ -180,13 +187,18 @@ class Execution(RecordedCalls):
         self.begin(call)
         # In flight until the record is accepted, not only until the function has returned: if the
         # run left memory in between, the value would be lost.
-        self.branches.begin(call)
+        self.branches.calls.add(call)
         try:
             # Marks the code inside the step, so that a step or wait called there is refused.
             token = POSITION.set(call)
             try:
                 try:
-                    value = await self._invoke(call)
+                    is_special = call.retries or call.timeout or call.limit or self.around
+                    if is_awaited(call.fn) and not is_special:
+                        # The usual case, without a call and a coroutine for it.
+                        value = await call.fn(*call.args)
+                    else:
+                        value = await self._invoke(call)
                 finally:
                     POSITION.reset(token)
             except Exception as error:  # noqa: BLE001  # the user's function
@@ -194,7 +206,7 @@ class Execution(RecordedCalls):
             if type(value) is Err:
                 return await self.fail(call, value)
             new_record = self.encode(call, value.value if type(value) is Ok else value)
-            if self.host is None or self.host.always_replay or self._emit is not None:
+            if self.host is None or self.host.always_replay or self._emit or self.cache is not None:
                 return await self._succeed(call, new_record)
             try:
                 await self.host.record(call, new_record)
@@ -206,20 +218,17 @@ class Execution(RecordedCalls):
                 self.publish(call, new_record)
                 raise asyncio.CancelledError from None
             self.publish(call, new_record)
-            if self.cache is not None:
-                await self._save_to_cache(self.cache, call, new_record)
             return new_record.value
         finally:
             self.branches.end(call)
 
     def _invoke(self, call: StepCall) -> Awaitable[Any]:
-        """Return an awaitable that calls the function of a step, usually its own coroutine."""
+        """Return an awaitable that calls the function of a step."""
         if self.around is not None:
             return self.around.step(call, partial(self._attempts, call))
-        if call.retries is not None or call.timeout is not None or call.limit:
+        if call.retries is not None or call.timeout is not None or call.limit is not None:
             return self._attempts(call)
-        fn: Callable[..., Awaitable[Any]] = call.fn
-        return fn(*call.args) if is_awaited(fn) else invoke(fn, call.args)
+        return invoke(call.fn, call.args)
 
     def _attempts(self, call: StepCall) -> Coroutine[Any, Any, Any]:
         return attempts(self, call, partial(attempt_once, self, call))
@@ -332,6 +341,8 @@ class Execution(RecordedCalls):
     def publish(self, call: StepCall, record: EncodedRecord) -> None:
         """Publish a record that the store has accepted, so that it answers its calls."""
         self.history.publish(record)
+        if call.answer is None and call.undo is None and not call.replaces:
+            return
         if call.answer is not None:
             # The answer is recorded now; until here it would have had to be kept as an act of the
             # run.

@@ -94,7 +94,7 @@ async def _run_and_announce(
 
 
 async def _run_to_end(run: Execution, body: Callable[[Step], Awaitable[Any]]) -> Result[Any, Any]:
-    with task_factory(), run.branches:
+    with run.branches, task_factory(run.branches.loop):
         if run.stopped_by is not None:
             # The run was stopped before its task started.
             run.branches.cancel()

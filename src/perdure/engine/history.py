@@ -98,11 +98,6 @@ class History(Records):
         """How often the run has started over from an earlier point, counted from 1."""
         return generation_of(self.metadata)
 
-    @property
-    def has_changes(self) -> bool:
-        """Whether the next write contains more than the record of a step."""
-        return bool(self.waits.changes or self.metadata.changes or self.outbox.changes)
-
     def load(self, records: Mapping[str, StepRecord]) -> None:
         """Add earlier records, made by us or by another writer of the format."""
         super().load(records)

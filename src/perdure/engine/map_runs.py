@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from perdure import codec
 from perdure.clock import isoformat
 from perdure.engine.branches import Branch
-from perdure.engine.call import StepCall
+from perdure.engine.call import StepCall, step_call
 from perdure.engine.children import (
     RunRef,
     await_run,
@@ -101,7 +101,7 @@ class RunMap:
         return [await self._result(*each) for each in enumerate(outcomes)]
 
     def _inner(self, id: str) -> StepCall:
-        call = StepCall(id, self._branch, None, _chunk, ())
+        call = step_call(id, self._branch, None, _chunk)
         call.kind = "map"
         return call
 

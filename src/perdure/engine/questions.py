@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from perdure.engine.call import StepCall
+from perdure.engine.call import StepCall, step_call
 from perdure.engine.children import children_of
 from perdure.engine.execution import Execution
 from perdure.engine.unawaited import call_named
@@ -36,7 +36,7 @@ def reply_call(run: Execution, question: object, value: object) -> StepCall:
         expected = "a Question that step.wait_for_event(…, returns=Question[…]) returned"
         raise InvalidArgument("question", question, expected)
     branch = run.branches.current(run.run_id, "step.reply")
-    return StepCall(f"~reply:{question.id}", branch, None, _reply, (value,))
+    return step_call(f"~reply:{question.id}", branch, None, _reply, (value,))
 
 
 def _reply() -> Any:

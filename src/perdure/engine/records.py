@@ -128,16 +128,25 @@ class Records:
             calls = self._calls[branch] = {}
         key = calls.get(call)
         if key is None:
-            # Several branches may call the same id: all but the first get the keys `id#2`, `id#3`
-            # …. A key is not reused in this process, even if its call records nothing.
-            n = self._next_counts.get(call, 1)
-            key = call if n == 1 else f"{call}#{n}"
-            while key in self._records or key in self._next_counts:
-                n += 1
-                key = f"{call}#{n}"
-            self._next_counts[call] = n + 1
-            self._next_counts.setdefault(key, 1)
+            if call in self._next_counts or call in self._records:
+                key = self._free_key(call)
+            else:
+                key = call
+                self._next_counts[call] = 2
             calls[call] = key
+        return key
+
+    def _free_key(self, call: str) -> str:
+        """Return a key for a call whose name is the key of another call.
+
+        Several branches may call the same id: all but the first get the keys `id#2`, `id#3` …. A
+        key is not reused in this process, even if its call records nothing.
+        """
+        n = max(self._next_counts.get(call, 2), 2)
+        while (key := f"{call}#{n}") in self._records or key in self._next_counts:
+            n += 1
+        self._next_counts[call] = n + 1
+        self._next_counts[key] = 1
         return key
 
     def number(self) -> int:
@@ -154,14 +163,11 @@ class Records:
         else:
             self._reorder(record.number, key)
         # Most runs have none of these, and their steps do not pay for them.
-        if self._silent:
+        if self._silent or self._loaded or self.warnings or record.warnings:
             self._silent.pop(key, None)
-        if self._loaded:
             self._loaded.pop(key, None)
-        if self.warnings:
-            self.warnings = tuple(w for w in self.warnings if w["stepId"] != key)
-        if record.warnings:
-            self.warnings += record.warnings
+            warnings = (each for each in self.warnings if each["stepId"] != key)
+            self.warnings = (*warnings, *record.warnings)
 
     def _reorder(self, number: int, key: str) -> None:
         """Move records with higher numbers, which were published earlier, behind this one.

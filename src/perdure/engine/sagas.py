@@ -16,7 +16,7 @@ from typing import Any
 
 from perdure import codec
 from perdure.engine.branches import Branch
-from perdure.engine.call import SCOPE, StepCall
+from perdure.engine.call import SCOPE, StepCall, step_call
 from perdure.engine.execution import Execution
 from perdure.engine.history import History
 from perdure.engine.host import NO_STORE
@@ -46,7 +46,7 @@ class Saga:
             raise MissingAbility(NO_STORE, "journal", f"step.saga({id!r})")
         branch = run.branches.current(run.run_id, id)
         self._run, self._id = run, id
-        self._call = StepCall(f"{SAGA}{id}", branch, None, self._roll_back, ())
+        self._call = step_call(f"{SAGA}{id}", branch, None, self._roll_back)
         self._call.kind = "saga"
         self._name = self._call.wait_id()
         self._own_retry = retry
@@ -315,7 +315,7 @@ async def _learn(run: Execution, keys: Iterable[str]) -> None:
     if not unknown or run.replays_only:
         return
     assert run.host is not None, "a step with an undo has a host"
-    call = StepCall("~replay", run.branches.root, None, _learn, ())
+    call = step_call("~replay", run.branches.root, None, _learn)
     # In flight, so that the run is not suspended during the replay.
     run.branches.begin(call)
     try:
@@ -328,7 +328,7 @@ async def _learn(run: Execution, keys: Iterable[str]) -> None:
 
 async def _undo(run: Execution, key: str) -> None:
     """Undo a step, unless that is recorded; raise if the undo failed or is unknown."""
-    undo = StepCall(UNDO + key, run.branches.root, UNDO + key, _undo, ())
+    undo = step_call(UNDO + key, run.branches.root, UNDO + key, _undo)
     # The key is not the user's, so no other run may find the record in a cache.
     undo.key, undo.kind, undo.retries = None, "undo", UNDO_RETRY
     # While the end of the function undoes a step, a branch may come to the end of its scope.

@@ -206,7 +206,7 @@ class Step(WaitSteps, ParallelSteps, ChildSteps, ApprovalSteps, RunValues, Gener
         if options:
             return run.perform(self._with_options(id, fn, args, **options))
         # Most steps have no options, and should not pay for the nine that they omit.
-        return run.perform(run.call(id, fn, args))
+        return run.execute(run.call(id, fn, args))
 
     def _with_options(
         self,

@@ -73,9 +73,8 @@ def _branch_for_new_task(work: object) -> Branch | None:
     return position.child() if awaitables is None else position.child_among(work, awaitables)
 
 
-def task_factory() -> TaskFactory:
-    """Return the task factory of the running loop; enter it to register tasks of branches."""
-    loop = asyncio.get_running_loop()
+def task_factory(loop: asyncio.AbstractEventLoop) -> TaskFactory:
+    """Return the task factory of an event loop; enter it to register tasks of branches."""
     factory = loop.get_task_factory()
     # One factory for all runs of the loop: a chain of one per run could not be removed in any
     # order, and would cost each new task one call per run.

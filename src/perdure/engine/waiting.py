@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 from perdure import codec
 from perdure.clock import isoformat
-from perdure.engine.call import SCOPE, StepCall
+from perdure.engine.call import SCOPE, StepCall, step_call
 from perdure.engine.execution import Execution
 from perdure.engine.host import Received
 from perdure.engine.sagas import finish_rollbacks
@@ -95,7 +95,7 @@ async def continue_as_new(run: Execution, payload: object) -> NoReturn:
         )
     if run.replays_only:
         branch = run.branches.current(run.run_id, "step.continue_as_new")
-        await run.gate(StepCall("~continue", branch, None, continue_as_new, ()))
+        await run.gate(step_call("~continue", branch, None, continue_as_new))
     data = run.encode_input(payload)
     if run.history.undoable_steps:
         await finish_rollbacks(run)

@@ -1,6 +1,7 @@
 """The group committer: writes are batched, ordered, isolated, bounded and drained."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.durable.committer import BatchQueue, Committer
+from perdure.engine.tasks import Interrupted
 from perdure.errors import (
     StoreClosed,
     StoreError,
@@ -32,7 +34,14 @@ def delta(key: str) -> bytes:
 
 
 def append(committer: Committer, entry: Entry) -> Coroutine[Any, Any, Verdict]:
-    return committer.queue_of(entry.id).submit(entry)
+    return committer.queue_of(entry.id).finish(entry)
+
+
+def in_memory(kind: type) -> int:
+    """Return how many objects of a class are in memory."""
+    gc.collect()
+    # By their types: `isinstance` asks proxies of other libraries, whose objects may be gone.
+    return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
 class Gate:
@@ -54,10 +63,10 @@ async def test_requests_that_arrive_during_a_write_are_written_together_in_order
     gate = Gate()
     gate.open.clear()
     queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(6)]
+    waiting = [asyncio.ensure_future(queue.finish(n)) for n in range(6)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    late = [asyncio.ensure_future(queue.submit(n)) for n in range(6, 9)]
+    late = [asyncio.ensure_future(queue.finish(n)) for n in range(6, 9)]
     gate.open.set()
     assert await asyncio.gather(*waiting, *late) == [n * 10 for n in range(9)]
     assert [n for batch in gate.batches for n in batch] == list(range(9))
@@ -72,7 +81,7 @@ async def test_the_first_of_several_requests_joins_their_batch() -> None:
     queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
     asyncio.get_running_loop().call_later(0.01, gate.open.set)
     for requests in ((1, 2, 3), (4, 5, 6), (7,), (8, 9)):
-        await asyncio.gather(*(queue.submit(n) for n in requests))
+        await asyncio.gather(*(queue.finish(n) for n in requests))
     assert gate.batches == [[1], [2, 3], [4, 5, 6], [7], [8], [9]]
     await queue.close()
 
@@ -82,13 +91,61 @@ async def test_the_request_of_a_cancelled_caller_is_written_in_its_place() -> No
     gate = Gate()
     gate.open.clear()
     queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    first, second, third = (asyncio.ensure_future(queue.submit(n)) for n in (1, 2, 3))
+    first, second, third = (asyncio.ensure_future(queue.finish(n)) for n in (1, 2, 3))
     await asyncio.sleep(0)
     second.cancel()
     gate.open.set()
     assert (await first, await third) == (10, 30)
     await queue.close()
     assert [n for batch in gate.batches for n in batch] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("cancelled_at", ["begin", "reply", "begin, reply", "begin, begin, reply"])
+async def test_a_cancelled_caller_gets_the_reply(cancelled_at: str) -> None:
+    """When it is cancelled while it waits, when its reply has just come, or again and again."""
+    gate = Gate()
+    gate.open.clear()
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+
+    async def cancel_another() -> None:
+        # Its reply comes in the same batch, so the other caller has its own but has not continued.
+        await queue.finish(2)
+        if "reply" in cancelled_at:
+            cancelled.cancel()
+
+    async def interruption() -> Interrupted:
+        with pytest.raises(Interrupted) as interrupted:
+            await queue.finish(3)
+        return interrupted.value
+
+    writer, other = asyncio.ensure_future(queue.finish(1)), asyncio.ensure_future(cancel_another())
+    cancelled = asyncio.ensure_future(interruption())
+    for _ in range(1 + cancelled_at.count("begin")):
+        await asyncio.sleep(0)
+        if "begin" in cancelled_at:
+            cancelled.cancel()
+    gate.open.set()
+    assert (await cancelled).answer == 30
+    await asyncio.gather(writer, other)
+    await queue.close()
+
+
+async def test_cancelling_a_caller_again_and_again_takes_no_memory() -> None:
+    """A cancelled scope of anyio does that in each iteration, until the store replies."""
+    gate = Gate()
+    gate.open.clear()
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+    writer, waiting = (asyncio.ensure_future(queue.finish(n)) for n in (1, 2))
+    await asyncio.sleep(0)
+    futures = [in_memory(asyncio.Future)]
+    for _ in range(100):
+        waiting.cancel()
+        await asyncio.sleep(0)
+    futures.append(in_memory(asyncio.Future))
+    gate.open.set()
+    await asyncio.wait([writer, waiting])
+    await queue.close()
+    assert futures[1] <= futures[0] + 2
 
 
 async def test_an_entry_that_cannot_be_written_does_not_fail_its_batch() -> None:
@@ -156,7 +213,7 @@ async def test_a_store_that_stays_unavailable_is_an_error() -> None:
     queue: BatchQueue[int, int] = BatchQueue(
         unavailable, clock=clock, max_outage=timedelta(seconds=5)
     )
-    waiting = asyncio.ensure_future(queue.submit(1))
+    waiting = asyncio.ensure_future(queue.finish(1))
     await clock.advance(20)
     with pytest.raises(StoreUnavailable, match="no connection"):
         await waiting
@@ -174,7 +231,7 @@ async def test_a_store_that_was_never_reached_is_not_asked_again() -> None:
         raise StoreNotOpened("no connection")
 
     queue: BatchQueue[int, int] = BatchQueue(unreachable, clock=TestClock())
-    callers = [asyncio.ensure_future(queue.submit(n)) for n in range(3)]
+    callers = [asyncio.ensure_future(queue.finish(n)) for n in range(3)]
     for caller in callers:
         with pytest.raises(StoreNotOpened, match="no connection"):
             await caller
@@ -187,7 +244,7 @@ async def test_the_number_of_queued_requests_is_bounded() -> None:
     gate = Gate()
     gate.open.clear()
     queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock(), max_waiting=10)
-    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(100)]
+    waiting = [asyncio.ensure_future(queue.finish(n)) for n in range(100)]
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(queue) <= 10
@@ -200,12 +257,12 @@ async def test_close_writes_queued_requests_and_refuses_later_ones() -> None:
     """Nothing that was submitted before is lost."""
     gate = Gate()
     queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
-    waiting = [asyncio.ensure_future(queue.submit(n)) for n in range(5)]
+    waiting = [asyncio.ensure_future(queue.finish(n)) for n in range(5)]
     await asyncio.sleep(0)
     await queue.close()
     assert await asyncio.gather(*waiting) == [0, 10, 20, 30, 40]
     with pytest.raises(StoreClosed):
-        await queue.submit(6)
+        await queue.finish(6)
 
 
 async def test_an_error_is_raised_to_its_caller() -> None:
@@ -216,7 +273,7 @@ async def test_an_error_is_raised_to_its_caller() -> None:
 
     queue: BatchQueue[int, int] = BatchQueue(broken, clock=TestClock())
     with pytest.raises(StoreError, match="no"):
-        await queue.submit(1)
+        await queue.finish(1)
     await queue.close()
 
 
@@ -233,7 +290,7 @@ async def test_callers_of_a_cancelled_batch_are_cancelled() -> None:
         return list(requests)
 
     queue: BatchQueue[int, int] = BatchQueue(hang_after_the_first, clock=TestClock())
-    writer, batched = (asyncio.ensure_future(queue.submit(n)) for n in (1, 2))
+    writer, batched = (asyncio.ensure_future(queue.finish(n)) for n in (1, 2))
     assert await writer == 1
     await asyncio.sleep(0)
     assert queue._task is not None

@@ -164,7 +164,7 @@ async def test_a_step_makes_few_calls() -> None:
     (await durable.run({}, ten, id="warm", store=store)).unwrap()
     few = await calls_in(durable.run({}, ten, id="few", store=store))
     many = await calls_in(durable.run({}, hundred, id="many", store=store))
-    assert (many - few) / 90 <= 44
+    assert (many - few) / 90 <= 38
 
 
 async def test_a_run_makes_few_calls_beside_its_steps() -> None:
@@ -343,7 +343,7 @@ async def test_a_run_leaves_memory_when_it_is_suspended(definition: Definition[N
 async def test_a_worker_makes_few_calls_for_a_run() -> None:
     """From the claim of a due run with one step to its rest, without what the worker does once."""
     few, many = [await calls_of_worker(count) for count in (10, 110)]
-    assert (many - few) / 100 <= 312
+    assert (many - few) / 100 <= 306
 
 
 async def calls_of_conversation(runs: int) -> tuple[int, int, int]:
@@ -366,6 +366,6 @@ async def test_an_event_makes_few_calls() -> None:
     """Until the run waits and has left memory, for the message, and until the run has ended."""
     few, many = [await calls_of_conversation(count) for count in (10, 110)]
     wait, message, rest = [(more - less) / 100 for less, more in zip(few, many, strict=True)]
-    assert wait <= 442
+    assert wait <= 441
     assert message <= 102
-    assert rest <= 369
+    assert rest <= 371

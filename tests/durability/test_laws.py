@@ -19,6 +19,7 @@ from perdure import Runtime, Step, Worker, workflow
 from perdure.errors import (
     AlreadyRunning,
     Cancelled,
+    DriftError,
     NestedStep,
     RunFailed,
     RunOver,
@@ -84,6 +85,91 @@ async def test_a_keyed_value_is_seen_only_when_it_is_durable() -> None:
 
     assert (await Runtime(store, workflows=[w]).trigger(w)).status == "completed"
     assert observations == [("paid", ["pay"])]
+
+
+async def test_a_branch_that_is_cancelled_as_its_record_becomes_durable_has_recorded_it() -> None:
+    """Another branch, whose record was in the same write, continues first and cancels it."""
+    executions: list[str] = []
+
+    async def pay() -> str:
+        executions.append("pay")
+        return "paid"
+
+    @workflow("w")
+    async def w(step: Step) -> str:
+        async def cancel() -> None:
+            await step("second", lambda: None)
+            paying.cancel()
+
+        # The first write is that of one record; the next one has both others.
+        branches = [asyncio.create_task(each) for each in (step("first", lambda: None), cancel())]
+        paying = asyncio.create_task(step("pay", pay, key="pay"))
+        await asyncio.wait([*branches, paying])
+        assert paying.cancelled()
+        return await step("pay", pay, key="pay")
+
+    run = await Runtime(SlowStore(0.01), workflows=[w]).trigger(w, run_id="r")
+    assert (run.output, executions) == ("paid", ["pay"])
+
+
+async def first_of_two_children(step: Step) -> None:
+    await step.result("ends", await step.start("first", waits_for_event))
+
+
+async def second_of_two_children(step: Step) -> None:
+    await step.start("first", waits_for_event)
+    await step.result("ends", await step.start("second", waits_for_event))
+
+
+@workflow("waits-for-event")
+async def waits_for_event(step: Step) -> None:
+    await step.wait_for_event("wait", "go")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "signalled", "problem"),
+    [
+        (
+            lambda step: step.wait_for_event("wait", "go"),
+            lambda step: step.wait_for_event("wait", "come"),
+            "r",
+            "step 'wait' is waiting for event 'go', and .* asks to wait for event 'come'; use new",
+        ),
+        (
+            lambda step: step.wait_for_event("wait", "go"),
+            lambda step: step.sleep("wait", "1d"),
+            "r",
+            "is waiting for event 'go', and the function now asks to wait for a time",
+        ),
+        (
+            first_of_two_children,
+            second_of_two_children,
+            "r/1/first",
+            "is waiting for the end of run 'r/1/first', and .* of run 'r/1/second'",
+        ),
+    ],
+)
+async def test_a_wait_is_not_continued_by_another_call(
+    before: Callable[[Step], Any], after: Callable[[Step], Any], signalled: str, problem: str
+) -> None:
+    """The answer to the wait would be returned to a call that did not ask for it."""
+    store = MemoryStore()
+
+    @workflow("w")
+    async def first(step: Step) -> Any:
+        return await before(step)
+
+    @workflow("w")
+    async def second(step: Step) -> Any:
+        return await after(step)
+
+    await Runtime(store, workflows=[first, waits_for_event]).trigger(first, run_id="r")
+    runtime = Runtime(store, workflows=[second, waits_for_event])
+    await Worker(runtime).run_until_idle()
+    await runtime.signal(signalled, "go", wait=False)
+    await Worker(runtime).run_until_idle()
+    with pytest.raises(DriftError, match=problem):
+        await runtime.result("r", timeout=10)
 
 
 async def test_a_broken_run_raises_no_failure_that_is_not_recorded() -> None:

@@ -195,6 +195,18 @@ class ActiveRun:
         if key is not None and call.undo is not None:
             self.add_undo(call, key)
 
+    def open_wait(self, call: StepCall, wait: PendingWait) -> PendingWait:
+        """Begin the wait of a call, or return the one that it began in an earlier activation."""
+        stored = self.history.open_wait(wait)
+        if stored is not wait:
+            self.check_wait(call, stored, wait)
+        return stored
+
+    def check_wait(self, call: StepCall, stored: PendingWait, new: PendingWait) -> None:
+        """Stop the run if an open wait belongs to a different call, as with a record."""
+        if (drift := call.drift_from_wait(stored, new)) is not None:
+            raise self.stop(drift)
+
     async def perform_wait(self, wait: PendingWait) -> Received | None:
         """Perform a durable wait and close it; return the message, if one came."""
         try:

@@ -82,7 +82,7 @@ async def _pause(run: ActiveRun, call: StepCall, retry: Retry, failure: Exceptio
         "attempt": call.attempt,
         "error": _describe(failure),
     }
-    await run.perform_wait(run.history.open_wait(wait))
+    await run.perform_wait(run.open_wait(call, wait))
 
 
 def _describe(failure: Exception) -> str:

@@ -72,7 +72,7 @@ async def call_run(
             item = children.new_run(target, payload, child, call.wait_id(), options, reply_to)
             await _open(run, host, wait, item)
         else:
-            run.count_from(call, wait.get("since"))
+            _continue(run, call, wait, options.run_id or wait.get("run", ""))
         return await _receive_end(run, call, wait, target)
 
 
@@ -131,7 +131,7 @@ async def await_run(
                 wait["wakeAt"] = isoformat(add_duration(run.clock.now(), timeout, "timeout"))
             await _open(run, host, wait, {"watch": {"run": ref.id, "event": wait.get("event")}})
         else:
-            run.count_from(call, wait.get("since"))
+            _continue(run, call, wait, ref.id)
         return await _receive_end(run, call, wait, children.find(ref.workflow))
 
 
@@ -143,6 +143,12 @@ def _new_wait(run: Execution, call: StepCall, run_id: str, *, cancels: bool) -> 
         wait["cancels"] = True
     wait["since"] = isoformat(run.clock.now())
     return wait
+
+
+def _continue(run: Execution, call: StepCall, wait: PendingWait, run_id: str) -> None:
+    """Continue the wait for the end of this run that an earlier activation began."""
+    run.check_wait(call, wait, {"id": wait["id"], "kind": "event", "run": run_id})
+    run.count_from(call, wait.get("since"))
 
 
 async def _open(run: Execution, host: Host, wait: PendingWait, item: OutboxItem) -> None:

@@ -31,7 +31,7 @@ async def wait(run: Execution, call: StepCall, wait: PendingWait, default: objec
     if run.gated:
         await run.gate(call, is_wait=True)
     run.begin(call)
-    new, wait = wait, run.history.open_wait(wait)
+    new, wait = wait, run.open_wait(call, wait)
     if wait is new:
         wait["since"] = isoformat(run.clock.now())
     else:

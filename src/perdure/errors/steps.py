@@ -61,7 +61,7 @@ class Rejected(PerdureError):
 
 
 class DriftError(PerdureError):
-    """A replayed call does not match its record: the code or its inputs have changed."""
+    """A replayed call does not match its record or open wait: code or inputs have changed."""
 
     def __init__(self, step: str, message: str, recorded: str = "", asked: str = "") -> None:
         super().__init__(message)

@@ -196,9 +196,10 @@ class _Generator:
 
     def _scope(self, _: int) -> lang.Scope:
         # One call, or parallel ones: which calls are made must not depend on when the scope ends.
-        inner: lang.Command = self._leaf()
+        inner = _as_one_call(self._leaf())
         if self._random.random() < 0.3:
-            inner = lang.Parallel(self._random.choice(_JOINS), ((inner,), (self._leaf(),)))
+            other = _as_one_call(self._leaf())
+            inner = lang.Parallel(self._random.choice(_JOINS), ((inner,), (other,)))
         return lang.Scope(self._random.choice((1, 10, 30, 100)), inner)
 
     def _saga(self, depth: int) -> lang.Command:
@@ -213,3 +214,10 @@ class _Generator:
 
     def _finally(self, depth: int) -> lang.Finally:
         return lang.Finally(self._unique("final"), self._body(depth))
+
+
+def _as_one_call(leaf: lang.Leaf) -> lang.Command:
+    """Return a command that makes one call; a run that was started is awaited by another call."""
+    if isinstance(leaf, lang.Child) and leaf.how == "start":
+        return msgspec.structs.replace(leaf, how="call")
+    return leaf

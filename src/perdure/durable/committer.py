@@ -85,6 +85,7 @@ class BatchQueue(Generic[Q, A]):
         self._room: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._batch: Sequence[tuple[Q, asyncio.Future[A]]] = ()
         self._busy = False
         self._is_shared = False
         self._closed = False
@@ -199,6 +200,7 @@ class BatchQueue(Generic[Q, A]):
             # The queue outlives the run that happens to write, so its task must not be a branch of
             # it.
             self._task = detached(self._write())
+            self._task.add_done_callback(self._end_write)
             return
         self._busy = False
         if self._idle is not None:
@@ -239,26 +241,31 @@ class BatchQueue(Generic[Q, A]):
         await asyncio.shield(self._room)
 
     async def _write(self) -> None:
-        batch: Sequence[tuple[Q, asyncio.Future[A]]] = ()
-        try:
-            while self._queue:
-                batch = self._next_batch()
-                self._is_shared = len(batch) > 1
-                if self._room is not None:
-                    self._room.set_result(None)
-                    self._room = None
-                await self._write_batch(batch)
-                if len(batch) > 1:
-                    # Let callers that just got a reply join the next batch.
-                    await self._clock.sleep(0)
-        except asyncio.CancelledError as error:
-            # The event loop is about to close, so callers must not wait any longer.
-            for _, reply in (*batch, *self._queue):
-                self._fail(reply, error)
-            self._queue.clear()
-            raise
-        finally:
-            self._flush_next()
+        while self._queue:
+            batch = self._batch = self._next_batch()
+            self._is_shared = len(batch) > 1
+            if self._room is not None:
+                self._room.set_result(None)
+                self._room = None
+            await self._write_batch(batch)
+            if len(batch) > 1:
+                # Let callers that just got a reply join the next batch.
+                await self._clock.sleep(0)
+        self._batch = ()
+        self._flush_next()
+
+    def _end_write(self, task: asyncio.Task[None]) -> None:
+        """Fail all callers if the task did not write everything."""
+        # A callback, because an event loop that is about to close may cancel a task that has not
+        # begun. Callers that were cancelled too would wait for their replies forever.
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            return
+        for _, reply in (*self._batch, *self._queue):
+            self._fail(reply, error)
+        self._batch = ()
+        self._queue.clear()
+        self._flush_next()
 
     def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
         queue, data = self._queue, self._data

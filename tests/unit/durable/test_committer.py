@@ -298,3 +298,44 @@ async def test_callers_of_a_cancelled_batch_are_cancelled() -> None:
     await asyncio.wait([batched], timeout=5)
     assert batched.cancelled()
     await queue.close()
+
+
+async def test_callers_of_a_batch_that_was_cancelled_before_it_began_are_cancelled() -> None:
+    """An event loop that ends cancels every task at once: the callers, and one that is new."""
+
+    async def send(requests: Sequence[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return list(requests)
+
+    queue: BatchQueue[int, int] = BatchQueue(send, clock=TestClock())
+    callers = [asyncio.ensure_future(queue.finish(n)) for n in range(3)]
+
+    async def cancel_all() -> None:
+        while queue._task is None:
+            await asyncio.sleep(0)
+        assert len(queue) == 2, "the task has not begun"
+        for task in (queue._task, *callers):
+            task.cancel()
+
+    await asyncio.ensure_future(cancel_all())
+    await asyncio.wait(callers, timeout=5)
+    assert [caller.cancelled() for caller in callers] == [False, True, True]
+    await queue.close()
+
+
+async def test_callers_get_the_error_of_a_store_that_answers_too_few_requests() -> None:
+    """Both those of the batch and those behind it, instead of waiting forever."""
+
+    async def answer_one(requests: Sequence[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return list(requests[:1])
+
+    queue: BatchQueue[int, int] = BatchQueue(answer_one, clock=TestClock())
+    callers = [asyncio.ensure_future(queue.finish(n)) for n in range(3)]
+    await asyncio.wait(callers, timeout=5)
+    assert [caller.done() and type(caller.exception()) for caller in callers] == [
+        type(None),
+        type(None),
+        ValueError,
+    ]
+    await queue.close()

@@ -25,6 +25,7 @@ WORKS = {
     "C": Work("C: a resumed step of {size:,}, load included", "µs", 1e6),
     "D": Work("D: a step of {size:,}, memory store", "µs", 1e6),
     "call": Work("D: a step of {size:,} as a plain call", "µs", 1e6),
+    "ends": Work("D: start and end of a run, of {size:,} at once", "µs", 1e6),
     "start": Work("start of a run to its first step", "µs", 1e6),
     "due": Work("E: {size:,} runs due at once, one worker", "runs/s"),
     "signals": Work("E: {size:,} waiting runs, all signalled", "runs/s"),

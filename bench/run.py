@@ -339,6 +339,8 @@ async def measure_alone(numbers: Numbers) -> None:
         Key("memory", "call", 1000): lambda: workloads.one_run(
             store, next(ids), 1000, body=workloads.calls
         ),
+        Key("memory", "ends", WRITERS): lambda: workloads.ends(store, next(ids), WRITERS),
+        Key("memory", "B", WRITERS): lambda: workloads.many_runs(store, next(ids), WRITERS),
     }
     await take_turns(numbers, 9, turns)
 

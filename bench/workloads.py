@@ -74,6 +74,12 @@ async def many_runs(store: Store, name: str, runs: int) -> float:
     return runs * 10 / await timed(runs_at_once)
 
 
+async def ends(store: Store, name: str, runs: int) -> float:
+    """Return the seconds of the start and the end of a run, for concurrent runs (D)."""
+    runs_at_once = (durable.run({}, steps(0), id=f"{name}-{n}", store=store) for n in range(runs))
+    return await timed(asyncio.gather(*runs_at_once)) / runs
+
+
 async def resume(store: Store, id: str, count: int) -> float:
     """Return the seconds per recorded step, from the call until the last record is replayed (C)."""
     ended = 0.0

@@ -47,8 +47,8 @@ async def _no_task_left() -> AsyncIterator[None]:
         # Tasks that were cancelled or closed by the test may need some time to end.
         _, leftover_tasks = await asyncio.wait(leftover_tasks, timeout=1)
     for task in leftover_tasks:
-        # The event loop would wait for them, and a test that has failed has no time limit: calls of a
-        # store that never answers would keep it waiting forever.
+        # The event loop would wait for them, and a test that has failed has no time limit: calls of
+        # a store that never answers would keep it waiting forever.
         task.cancel()
         asyncio.tasks._unregister_task(task)
     assert not leftover_tasks, f"the test left tasks running: {leftover_tasks}"

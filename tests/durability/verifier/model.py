@@ -55,6 +55,11 @@ class Model:
         is_alone = not any(isinstance(each, lang.Race) or _awaits_commit(each) for each in around)
         return isinstance(command, lang.Step) and not command.key and is_alone
 
+    def depth(self, path: str) -> int:
+        """Return in how many branches a call is nested."""
+        around = (self.commands[each] for each, _ in lang.ancestors(path))
+        return sum(isinstance(each, lang.Parallel | lang.Race) for each in around)
+
     def may_fail(self, path: str) -> bool:
         """Return whether a failure of this call can be what the program planned."""
         command = self.commands.get(path)

@@ -83,6 +83,23 @@ def test_calls_that_are_awaited_with_a_transaction_may_be_seen_in_another_order(
     assert "same order" not in laws(program, [*began(), *first, *began("w2"), *reversed(seen)])
 
 
+def test_a_nested_step_may_be_seen_after_one_that_is_recorded_while_its_branches_end() -> None:
+    """A replay shows them in the order of their records; only a deeper one has branches to end."""
+    nested = lang.Parallel("gather", ((STEP,),))
+    program = (lang.Parallel("gather", ((nested,), (STEP,))),)
+    deep, flat = did("0.0.0.0.0", "<w1.2>"), did("0.1.0", "<w1.3>")
+    again = [
+        line("saw", "0.0.0.0.0", "<w1.2>", "w2", text="<w1.2>"),
+        line("saw", "0.1.0", "<w1.3>", "w2", text="<w1.3>"),
+    ]
+    late = [*began(), *deep[:3], *flat, deep[3], *began("w2"), *again]
+    assert "same order" not in laws(program, late)
+    recorded_later = [*began(), *deep[:2], *flat, *deep[2:], *began("w2"), *again]
+    assert "same order" in laws(program, recorded_later)
+    flat_late = [*began(), *flat[:3], *deep, flat[3], *began("w2"), *reversed(again)]
+    assert "same order" in laws(program, flat_late)
+
+
 def test_an_execution_after_its_value_was_seen_is_found() -> None:
     again = line("begin", "0", "<w2.2>", "w2", text="key of 0", n=1)
     lines = [*began(), *did("0", "<w1.2>"), *began("w2"), again, returned()]

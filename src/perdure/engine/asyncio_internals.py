@@ -9,7 +9,6 @@ same from Python 3.11 to 3.14, and that a test checks on each version:
 
 - `Task._fut_waiter`: the future a task waits for, or None when the event loop is about to run it.
 - `_GatheringFuture._children`: what a `gather` waits for.
-- `Future._callbacks`: what the end of a task calls, so that two tasks of one join are recognized.
 - the closure of `shield`'s callback on its outer future, which holds the inner one.
 - `cr_await` and `gi_yieldfrom`: the chain of coroutines below a task. It ends at an async
   generator, whose own await cannot be seen.
@@ -62,22 +61,6 @@ def awaits_primitive(task: Task) -> bool:
     """Return whether a task waits for an asyncio primitive, which another task releases."""
     frame = _innermost_frame(task)
     return frame is not None and _joins().get(frame.f_code) is _primitive
-
-
-def awaits_first(task: Task) -> bool:
-    """Return whether a task waits in `asyncio.wait` for less than the end of all others."""
-    # A task that runs does not wait. Python 3.12.1 crashes if the coroutines of an eager task are
-    # looked at while it runs.
-    is_suspended = getattr(task, "_fut_waiter", None) is not None
-    frame = _innermost_frame(task) if is_suspended else None
-    if frame is None or frame.f_code is not _WAIT:
-        return False
-    return bool(frame.f_locals["return_when"] != asyncio.ALL_COMPLETED)
-
-
-def end_callbacks(task: Task | None) -> list[object]:
-    """Return what the end of a task will call; a join has the same callback for all its tasks."""
-    return [callback for callback, *_ in getattr(task, "_callbacks", None) or ()]
 
 
 def sleeps(task: Task) -> bool:

@@ -11,7 +11,6 @@ from perdure.engine.asyncio_internals import (
     arguments_of,
     awaits_primitive,
     coroutine_of,
-    end_callbacks,
     fire,
     sleeps,
     timers_where,
@@ -74,27 +73,6 @@ if sys.version_info >= (3, 12):
         task = asyncio.Task(work(1), loop=asyncio.get_running_loop(), eager_start=True)
         assert coroutine_of(task) is None
         assert await task == 1
-
-
-async def test_a_join_has_the_same_callback_for_each_of_its_tasks() -> None:
-    """Other joins have others; a task that has ended has none left."""
-
-    async def group(tasks: list[asyncio.Task[Any]]) -> None:
-        async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(asyncio.sleep(0.01)) for _ in range(2)]
-
-    gathered, waited = ([asyncio.create_task(asyncio.sleep(0.01)) for _ in range(2)] for _ in "ab")
-    grouped: list[asyncio.Task[Any]] = []
-    joins = [asyncio.gather(*gathered), asyncio.wait(waited), group(grouped)]
-    running = [asyncio.ensure_future(join) for join in joins]
-    await asyncio.sleep(0)
-    callbacks = [end_callbacks(task) for task in (*gathered, *waited, *grouped)]
-    assert all(callbacks)
-    assert callbacks[::2] == callbacks[1::2]
-    assert callbacks[0] != callbacks[2] != callbacks[4] != callbacks[0]
-    for each in running:
-        await each
-    assert end_callbacks(gathered[0]) == end_callbacks(None) == []
 
 
 class TestTimers:

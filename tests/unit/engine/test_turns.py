@@ -88,6 +88,84 @@ async def test_gather_raises_the_failure_that_was_recorded_first() -> None:
     assert await replayed(function) == [["b"], ["b"]]
 
 
+@pytest.mark.parametrize("fails_by_itself", [False, True])
+async def test_a_failure_is_seen_before_later_records_of_other_branches(
+    fails_by_itself: bool,
+) -> None:
+    """Whether the step failed, or code behind it."""
+    steps = Sequence("a", "b", failing="" if fails_by_itself else "a")
+
+    async def failing(step: Step) -> None:
+        raise ValueError(await step("a", steps.end, "a"))
+
+    async def other(step: Step, note: Note) -> None:
+        note(await step("b", steps.end, "b"))
+
+    async def function(step: Step, note: Note) -> None:
+        beside = asyncio.create_task(other(step, note))
+        try:
+            await asyncio.gather(failing(step), beside)
+        except ValueError:
+            note("failed")
+            steps.see("a")
+        await beside
+
+    assert await replayed(function) == [["failed", "b"], ["failed", "b"]]
+
+
+async def test_tasks_that_nothing_awaits_continue_in_order() -> None:
+    """The function learns of their ends by events."""
+    steps = Sequence("a", "b")
+
+    async def function(step: Step, note: Note) -> None:
+        ready, ended = asyncio.Event(), asyncio.Event()
+
+        async def nested_task() -> None:
+            await step("a", steps.end, "a")
+            ready.set()
+
+        async def wait_for_nested() -> None:
+            tasks.append(asyncio.create_task(nested_task()))
+            await ready.wait()
+            note("a")
+            steps.see("a")
+
+        async def flat() -> None:
+            note(await step("b", steps.end, "b"))
+            ended.set()
+
+        tasks = [asyncio.create_task(wait_for_nested()), asyncio.create_task(flat())]
+        await ended.wait()
+        await asyncio.wait(tasks)
+
+    assert await replayed(function) == [["a", "b"], ["a", "b"]]
+
+
+async def test_a_failure_under_several_timeouts_is_seen_before_a_new_call_begins() -> None:
+    """The failure has cancelled that call, which must not begin in a replay."""
+    begun: list[str] = []
+
+    async def fail() -> None:
+        raise ValueError("planned")
+
+    async def begin() -> None:
+        begun.append("x")
+        await asyncio.Event().wait()
+
+    async def function(step: Step, note: Note) -> None:
+        async def inner() -> None:
+            await asyncio.wait_for(step("a", fail), 60)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.wait_for(inner(), 60))
+                await step("x", begin)
+        except* ValueError:
+            note(f"failed, begun {len(begun)}")
+
+    assert await replayed(function) == [["failed, begun 1"], ["failed, begun 1"]]
+
+
 async def test_a_handler_that_sleeps_handles_the_same_failure_afterwards() -> None:
     """No crash is needed: a run that wakes up is a replay too."""
     clock, steps = TestClock(), Sequence("payment", "stock", failing="payment stock")
@@ -454,7 +532,7 @@ async def test_a_call_that_waits_for_its_turn_stops_with_the_run() -> None:
     assert isinstance(result.error, DriftError)
 
 
-async def test_many_parallel_calls_take_few_turns_of_the_event_loop() -> None:
+async def test_many_parallel_calls_take_three_turns_of_the_event_loop_each() -> None:
     """In a busy process, each turn may take milliseconds."""
     names = [f"{number * 7 % 1000}" for number in range(1000)]
     steps, turns = Sequence(*names), 0
@@ -477,4 +555,4 @@ async def test_many_parallel_calls_take_few_turns_of_the_event_loop() -> None:
         await tasks
 
     await replayed(function)
-    assert 1 < turns < 20
+    assert 1 < turns < 3020

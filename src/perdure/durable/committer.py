@@ -10,15 +10,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from perdure.clock import Clock, SystemClock
-from perdure.engine.tasks import POSITION, Interrupted, detached
+from perdure.engine.tasks import POSITION, Args, Interrupted, args_of_both, detached
 from perdure.errors import PerdureError, StoreClosed, StoreError, StoreNotOpened, StoreUnavailable
 from perdure.store import (
     Entry,
@@ -41,7 +40,6 @@ A = TypeVar("A")
 
 MAX_BATCH = 500
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-MAX_WAITING = 10_000
 MAX_OUTAGE = timedelta(seconds=10)
 # Two, so that the runs of one queue can work while the store writes for the other.
 QUEUES = 2
@@ -72,17 +70,14 @@ class BatchQueue(Generic[Q, A]):
         clock: Clock = SystemClock(),
         data: Callable[[Q], bytes] | None = None,
         max_outage: timedelta = MAX_OUTAGE,
-        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._send = send
         self._clock = clock
         self._data = data
         self._max_outage = max_outage
-        self._max_waiting = max_waiting
         self._loop = asyncio.get_running_loop()
         self._queue: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._successors: WeakKeyDictionary[asyncio.Future[A], asyncio.Future[A]] | None = None
-        self._room: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._batch: Sequence[tuple[Q, asyncio.Future[A]]] = ()
@@ -97,7 +92,7 @@ class BatchQueue(Generic[Q, A]):
         has to `outlast` it, to know the reply.
         """
         # The usual case under load: a future, which is half as expensive as a coroutine.
-        if self._busy and not self._closed and len(self._queue) < self._max_waiting:
+        if self._busy and not self._closed:
             reply: asyncio.Future[A] = asyncio.Future(loop=self._loop)
             self._queue.append((request, reply))
             return reply
@@ -112,23 +107,25 @@ class BatchQueue(Generic[Q, A]):
         try:
             return await reply
         except asyncio.CancelledError as error:
-            raise Interrupted(await self.outlast(reply, error)) from None
+            raise await self.outlast(reply, error) from None
 
-    async def outlast(self, reply: Awaitable[A], error: asyncio.CancelledError) -> A:
-        """Return the reply to a caller that was cancelled while it awaited `reply`.
+    async def outlast(self, reply: Awaitable[A], error: asyncio.CancelledError) -> Interrupted:
+        """Return what to raise, with the reply, if `error` cancelled a caller that awaits `reply`.
 
-        A second cancellation is ignored. If nothing was submitted, `error` is raised; so is a
-        cancellation if the event loop is about to close.
+        If the event loop is about to close, a cancellation is raised.
         """
         if isinstance(error, Interrupted):
-            return cast(A, error.answer)
+            return error
         if not isinstance(reply, asyncio.Future):
             raise error
+        args: Args = error.args
         # The reply may have come already: then the caller was cancelled before it continued.
         while not (current := self._current(reply)).done():
-            with suppress(asyncio.CancelledError):
+            try:
                 await current
-        return current.result()
+            except asyncio.CancelledError as again:
+                args = args_of_both(args, again)
+        return Interrupted(current.result(), args)
 
     def _current(self, reply: asyncio.Future[A]) -> asyncio.Future[A]:
         """Return the future for a reply: another one if a cancellation of its caller has ended it.
@@ -147,14 +144,8 @@ class BatchQueue(Generic[Q, A]):
         return current
 
     async def _write_now(self, request: Q) -> A:
-        if self._busy or self._closed:
-            # Several callers wake at once, and the first may fill the room again.
-            while len(self._queue) >= self._max_waiting and not self._closed:
-                await self._wait_for_room()
-            if self._closed:
-                raise StoreClosed("the committer is closed; nothing more can be written through it")
-            if self._busy:
-                return await self.finish(request)
+        if self._closed:
+            raise StoreClosed("the committer is closed; nothing more can be written through it")
         self._busy = True
         if self._is_shared:
             return await self._write_next(request)
@@ -169,8 +160,8 @@ class BatchQueue(Generic[Q, A]):
         except StoreUnavailable:
             # Whether it was written is unknown. The store finds out when it is sent again.
             return await self._write_next(request)
-        except asyncio.CancelledError:
-            raise Interrupted(await self._write_next(request)) from None
+        except asyncio.CancelledError as error:
+            raise await self.outlast(self._enqueue_first(request), error) from None
         except Exception as error:  # noqa: BLE001  # raised to the caller
             self._flush_next()
             failure = _as_store_error(error)
@@ -185,14 +176,18 @@ class BatchQueue(Generic[Q, A]):
         return answer
 
     async def _write_next(self, request: Q) -> A:
-        """Write this request before all that were queued since; return the reply."""
-        reply: asyncio.Future[A] = self._loop.create_future()
-        self._queue.appendleft((request, reply))
-        self._flush_next()
+        reply = self._enqueue_first(request)
         try:
             return await reply
         except asyncio.CancelledError as error:
-            raise Interrupted(await self.outlast(reply, error)) from None
+            raise await self.outlast(reply, error) from None
+
+    def _enqueue_first(self, request: Q) -> asyncio.Future[A]:
+        """Write this request before all that were queued since."""
+        reply: asyncio.Future[A] = self._loop.create_future()
+        self._queue.appendleft((request, reply))
+        self._flush_next()
+        return reply
 
     def _flush_next(self) -> None:
         """Write queued requests, or become idle."""
@@ -221,10 +216,6 @@ class BatchQueue(Generic[Q, A]):
 
         self._send = timed_send
 
-    def __len__(self) -> int:
-        """Return the number of requests that wait for the next write."""
-        return len(self._queue)
-
     async def close(self) -> None:
         """Write queued requests, then stop; later requests are refused."""
         self._closed = True
@@ -235,18 +226,10 @@ class BatchQueue(Generic[Q, A]):
             # with this one.
             await asyncio.shield(self._idle)
 
-    async def _wait_for_room(self) -> None:
-        if self._room is None:
-            self._room = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._room)
-
     async def _write(self) -> None:
         while self._queue:
             batch = self._batch = self._next_batch()
             self._is_shared = len(batch) > 1
-            if self._room is not None:
-                self._room.set_result(None)
-                self._room = None
             await self._write_batch(batch)
             if len(batch) > 1:
                 # Let callers that just got a reply join the next batch.

@@ -20,7 +20,7 @@ from perdure.durable.watchers import notify_watchers
 from perdure.engine.call import StepCall
 from perdure.engine.history import History
 from perdure.engine.records import EncodedRecord
-from perdure.engine.tasks import Interrupted, detached, finish
+from perdure.engine.tasks import Args, Interrupted, detached, finish
 from perdure.errors import LeaseLost
 from perdure.snapshot import ExecutionBlock, OutboxItem, PendingWait, tags_of, version_of
 from perdure.snapshot.asks import ask_tags
@@ -60,7 +60,7 @@ class JournaledRun(RunHost):
         step: str = "",
     ) -> None:
         """Write the next entry."""
-        is_interrupted = False
+        interruption: Interrupted | None = None
         # Nothing is awaited after the entry got its number, so entries are queued in order.
         self._n += 1
         entry = Entry(self.id, self._epoch, self._n, data, consumes, rest, step)
@@ -68,15 +68,16 @@ class JournaledRun(RunHost):
         try:
             verdict = await reply
         except asyncio.CancelledError as error:
-            is_interrupted, verdict = True, await self._queue.outlast(reply, error)
+            interruption = await self._queue.outlast(reply, error)
+            verdict = interruption.answer
         if verdict is not Verdict.ACCEPTED and not _was_deleted(entry, verdict):
             raise self._lose_lease()
         self.entries += 1
         if self._undelivered:
             self._deliver(entry)
         # Raised only now, because a cancelled caller must know whether the write was accepted.
-        if is_interrupted:
-            raise Interrupted(verdict)
+        if interruption is not None:
+            raise interruption
 
     def _data(self, call: StepCall, record: EncodedRecord) -> bytes:
         """Return the data of the entry for a record."""
@@ -129,36 +130,36 @@ class JournaledRun(RunHost):
 
     async def append_outcome(self, block: ExecutionBlock) -> None:
         """Append the outcome of the run; the lease is kept."""
-        is_cancelled = bool(self.history.asks) and await self._close_asks(())
+        cancelled_with = await self._close_asks(()) if self.history.asks else None
         # Otherwise open waits would remain in the snapshot beside the outcome.
         await self._write_delta({**block, "pending": []})
-        if is_cancelled:
-            raise asyncio.CancelledError
+        if cancelled_with is not None:
+            raise asyncio.CancelledError(*cancelled_with)
 
-    async def _close_asks(self, kept_waits: Iterable[PendingWait]) -> bool:
+    async def _close_asks(self, kept_waits: Iterable[PendingWait]) -> Args | None:
         """Close the tokens of waits that the run is about to drop, for whatever reason.
 
         This comes before the write that drops the waits, so that no answer is accepted and then
-        lost. An answer that was accepted earlier is recorded as an act. Return whether the caller
-        was cancelled in the meantime.
+        lost. An answer that was accepted earlier is recorded as an act. If the caller was cancelled
+        in the meantime, return the arguments of that.
         """
         history = self.history
         kept_events = {wait.get("event") for wait in kept_waits}
         dropped_waits = [wait for event, wait in history.asks.items() if event not in kept_events]
         if not dropped_waits:
-            return False
-        is_cancelled = False
+            return None
+        cancelled_with: Args | None = None
         try:
             first = await finish(detached(conclude(self.session, self.id, dropped_waits, CLOSED)))
         except Interrupted as interruption:
-            first, is_cancelled = interruption.answer, True
+            first, cancelled_with = interruption.answer, interruption.args
         for wait, answer in zip(dropped_waits, first, strict=True):
             del history.asks[wait.get("event", "")]
             if answer is not None:
                 self._closed_message_ids += (answer.message_id,)
                 if (act := unseen_act(wait, answer)) is not None:
                     history.add_act(act)
-        return is_cancelled
+        return cancelled_with
 
     async def _write_delta(self, block: ExecutionBlock) -> None:
         history = self.history
@@ -185,20 +186,20 @@ class JournaledRun(RunHost):
             return entries[0]
 
         task = detached(store.transact(self.id, self._epoch, entry))
-        is_interrupted = False
+        interruption: Interrupted | None = None
         try:
             # Once `work` has returned a record, the commit is in progress, and must not be
             # cancelled.
             verdict = await finish(task, cancel_while=lambda: not records)
         except Interrupted as error:
-            is_interrupted, verdict = True, error.answer
+            interruption, verdict = error, error.answer
         if verdict is not Verdict.ACCEPTED:
             raise self._lose_lease()
         self.entries += 1
         if self._undelivered:
             self._deliver(entries[0])
-        if is_interrupted:
-            raise Interrupted(records[0])
+        if interruption is not None:
+            raise Interrupted(records[0], interruption.args)
         return records[0]
 
     async def settle(
@@ -209,7 +210,8 @@ class JournaledRun(RunHost):
         This and the wake time are one fenced write.
         """
         data = b""
-        is_cancelled = bool(self.history.asks) and await self._close_asks(block.get("pending", ()))
+        asks, waits = self.history.asks, block.get("pending", ())
+        cancelled_with = await self._close_asks(waits) if asks else None
         if not rest.delete:
             if self._outbox is not None:
                 # Before the snapshot is encoded, so that it does not contain delivered items.
@@ -222,14 +224,14 @@ class JournaledRun(RunHost):
             rest = self._describe_rest(rest, block, len(data))
         try:
             await self._write(data, (*consumes, *self._closed_message_ids), rest)
-        except Interrupted:
-            raise asyncio.CancelledError from None
+        except Interrupted as interruption:
+            raise interruption.plain() from None
         finally:
             # Whatever the outcome of the write, this process no longer works on the run.
             self.session.leases.drop(self)
             notify_watchers(self.session.store, self.id)
-        if is_cancelled:
-            raise asyncio.CancelledError
+        if cancelled_with is not None:
+            raise asyncio.CancelledError(*cancelled_with)
         return data
 
     def _describe_rest(self, rest: Rest, block: ExecutionBlock, size: int) -> Rest:

@@ -181,7 +181,7 @@ class Session:
                     # The caller is gone, so no process would execute the run until the lease
                     # expires.
                     await self._release(interruption.answer.lease)
-                raise asyncio.CancelledError from None
+                raise interruption.plain() from None
 
     async def _acquire_alone(self, request: LeaseRequest) -> Grant | Refusal:
         (answer,) = await require_lease(self.store).acquire([request])

@@ -44,8 +44,8 @@ class Signals:
         try:
             (receipt,) = await self._write([message])
             return receipt
-        except Interrupted:
-            raise asyncio.CancelledError from None
+        except Interrupted as interruption:
+            raise interruption.plain() from None
         finally:
             # Even if the write failed or was cancelled: others may wait in the queue.
             self._send_next()

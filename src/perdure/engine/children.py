@@ -157,9 +157,9 @@ async def _open(run: Execution, host: Host, wait: PendingWait, item: OutboxItem)
     run.history.outbox.put(f"wait:{wait['id']}", item)
     try:
         await host.persist()
-    except Interrupted:
+    except Interrupted as interruption:
         give_up(run, wait)
-        raise asyncio.CancelledError from None
+        raise interruption.plain() from None
     except Exception as error:  # noqa: BLE001  # stops the run
         raise run.stop(error) from error.__cause__
 

@@ -212,11 +212,11 @@ class Execution(RecordedCalls):
                 await self.host.record(call, new_record)
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 raise self._unrecorded(call, new_record, error) from error.__cause__
-            except Interrupted:
+            except Interrupted as interruption:
                 # The record is durable, so publish it before the cancellation continues: the next
                 # call of this step must find it.
                 self.publish(call, new_record)
-                raise asyncio.CancelledError from None
+                raise interruption.plain() from None
             self.publish(call, new_record)
             return new_record.value
         finally:
@@ -312,11 +312,11 @@ class Execution(RecordedCalls):
         if self.host is not None:
             try:
                 await self.host.record(call, record)
-            except Interrupted:
+            except Interrupted as interruption:
                 # The record is durable, so publish it before the cancellation continues: the next
                 # call of this step must find it.
                 self.publish(call, record)
-                raise asyncio.CancelledError from None
+                raise interruption.plain() from None
             except Exception as error:  # noqa: BLE001  # whatever keeps the record from the store
                 raise self._unrecorded(call, record, error) from error.__cause__
             if self._emit is not None:

@@ -104,7 +104,7 @@ class Saga:
             failures = await finish(task)
         except Interrupted as interruption:
             self._note(error, interruption.answer)
-            raise asyncio.CancelledError from None
+            raise interruption.plain() from None
         self._raise(error, self._note(self._recall(error) if was_recorded else error, failures))
 
     def _raise(self, error: BaseException, ended_by: BaseException) -> None:

@@ -1,13 +1,15 @@
 """Tasks: start them outside a run, wait for their ends, and know where in a run code is."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Task: TypeAlias = asyncio.Task[Any]
 Future: TypeAlias = asyncio.Future[Any]
+Args: TypeAlias = tuple[object, ...]
+"""The arguments of a cancellation. Kept instead of the exception, which refers to its frames."""
 
 POSITION: ContextVar[Any] = ContextVar("perdure_position", default=None)
 """Where the running code is in a run: a `Branch`, a `StepCall` inside a step's function, or None.
@@ -22,12 +24,25 @@ class Interrupted(asyncio.CancelledError):
     """The caller was cancelled during a write. The write was finished first: `answer` is its
     result.
 
-    A user's code must see a plain `CancelledError`: `asyncio.timeout` knows no subclasses of it.
+    A user's code must see a plain `CancelledError`, since `asyncio.timeout` knows no subclasses of
+    it, with the arguments of the cancellation: a scope of anyio recognizes its own by them.
     """
 
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
+    def __init__(self, answer: Any, args: Sequence[object]) -> None:
+        super().__init__(*args)
         self.answer = answer
+
+    def plain(self) -> asyncio.CancelledError:
+        """Return the cancellation that a user's code must see."""
+        return asyncio.CancelledError(*self.args)
+
+
+def args_of_both(first: Args | None, error: asyncio.CancelledError) -> Args:
+    """Return the arguments of the one cancellation that is raised after two.
+
+    One without arguments is not of a scope of anyio, so no scope must stop it.
+    """
+    return error.args if first is None or first else first
 
 
 class outside_runs:  # noqa: N801  # a context manager, like contextlib.suppress
@@ -58,18 +73,18 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
     The cancellation is then raised as `Interrupted`, with the task's result. It is passed on to the
     task only if `cancel_while` returns true.
     """
-    is_cancelled = False
+    args: Args | None = None
     while not task.done():
         try:
             # Not `await task`, which would pass a cancellation of the caller on to the task.
             await asyncio.wait([task])
-        except asyncio.CancelledError:
-            is_cancelled = True
+        except asyncio.CancelledError as error:
+            args = args_of_both(args, error)
             if cancel_while():
-                task.cancel()
+                task.cancel(*error.args)
     result = task.result()
-    if is_cancelled:
-        raise Interrupted(result)
+    if args is not None:
+        raise Interrupted(result, args)
     return result
 
 
@@ -79,19 +94,19 @@ async def cancel_and_wait(tasks: Iterable[Task]) -> None:
     A cancellation of the caller is postponed until then.
     """
     all_tasks = list(tasks)
-    is_cancelled = False
+    args: Args | None = None
     while pending := [task for task in all_tasks if not task.done()]:
         for task in pending:
             task.cancel()
         try:
             await asyncio.wait(pending, timeout=1)
-        except asyncio.CancelledError:
-            is_cancelled = True
+        except asyncio.CancelledError as error:
+            args = args_of_both(args, error)
     for task in all_tasks:
         # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
         exception_of(task)
-    if is_cancelled:
-        raise asyncio.CancelledError
+    if args is not None:
+        raise asyncio.CancelledError(*args)
 
 
 def exception_of(task: Task) -> BaseException | None:

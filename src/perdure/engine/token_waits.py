@@ -18,7 +18,7 @@ from perdure.engine.approvals import Ask
 from perdure.engine.call import StepCall, undecorated
 from perdure.engine.execution import Execution
 from perdure.engine.host import NO_STORE, Host, Received
-from perdure.engine.tasks import Interrupted
+from perdure.engine.tasks import Args, Interrupted
 from perdure.engine.unawaited import call_named
 from perdure.errors import CodecError, MissingAbility, Rejected, StepTimeout
 from perdure.snapshot import PendingWait
@@ -62,7 +62,7 @@ class _Asking:
         self._host = host
         self._question = question
         self._sent_steps: set[str] = set()
-        self._is_cancelled = False
+        self._cancelled_with: Args | None = None
         wait = run.history.waits.get(call.wait_id())
         if wait is not None:
             run.count_from(call, wait.get("since"))
@@ -72,17 +72,17 @@ class _Asking:
         try:
             return await self._answer()
         finally:
-            if self._is_cancelled and self._run.live:
+            if self._cancelled_with is not None and self._run.live:
                 # The outcome of the call is recorded; the function sees the cancellation.
-                raise asyncio.CancelledError from None
+                raise asyncio.CancelledError(*self._cancelled_with) from None
 
     async def _answer(self) -> Any:
         try:
             message = await self._receive()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self._run.live:
                 await self._withdraw()
-            raise asyncio.CancelledError from None
+            raise asyncio.CancelledError(*error.args) from None
         except Exception as error:
             if not self._run.live or not self._is_open:
                 raise
@@ -146,8 +146,8 @@ class _Asking:
         with self._in_flight():
             try:
                 await self._host.persist()
-            except Interrupted:
-                raise asyncio.CancelledError from None
+            except Interrupted as interruption:
+                raise interruption.plain() from None
             except Exception as error:  # noqa: BLE001  # the wait cannot be stored
                 raise run.stop(error) from error.__cause__
         return wait
@@ -239,7 +239,7 @@ class _Asking:
                 return await self._host.conclude(wait, outcome)
             except Interrupted as interruption:
                 # The function must see the cancellation, but only after the record is written.
-                self._is_cancelled = True
+                self._cancelled_with = interruption.args
                 first: Received = interruption.answer
                 return first
             except Exception as error:  # noqa: BLE001  # the message may or may not have been sent

@@ -1,6 +1,5 @@
 """Steps whose writes are committed together with their records."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -29,7 +28,7 @@ async def transact(run: Execution, call: StepCall) -> Any:
             record = await attempts(run, call, partial(_transact_once, run, run.host, call))
         except Interrupted as interruption:
             run.publish(call, interruption.answer)
-            raise asyncio.CancelledError from None
+            raise interruption.plain() from None
         except Exception as error:  # noqa: BLE001  # the user's function, or what stopped the run
             # In a separate write, because the transaction of the record was rolled back.
             return await run.fail(call, error)

@@ -222,9 +222,9 @@ async def _tell_others(host: RunHost, block: ExecutionBlock) -> None:
         await host.append_outcome(block)
         await host.outbox.drain()
         await report_end(host.session, host.id, codec.loads(codec.dumps(snapshot)))
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         await log_failure(host.release())
-        raise asyncio.CancelledError from None
+        raise asyncio.CancelledError(*error.args) from None
 
 
 async def apply_requests(

@@ -239,17 +239,21 @@ async def test_a_store_that_was_never_reached_is_not_asked_again() -> None:
     await queue.close()
 
 
-async def test_the_number_of_queued_requests_is_bounded() -> None:
-    """A slow store slows its callers down instead of filling the memory."""
+async def test_no_request_overtakes_another_however_many_there_are() -> None:
+    """A store mistakes an entry that comes after a later one of its run for a repetition."""
     gate = Gate()
     gate.open.clear()
-    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock(), max_waiting=10)
-    waiting = [asyncio.ensure_future(queue.finish(n)) for n in range(100)]
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert len(queue) <= 10
+    queue: BatchQueue[int, int] = BatchQueue(gate.send, clock=TestClock())
+
+    async def submit_two(number: int) -> None:
+        await queue.finish(number)
+        await queue.finish(10_100 + number)
+
+    waiting = [asyncio.ensure_future(submit_two(number)) for number in range(10_100)]
+    await asyncio.sleep(0)
     gate.open.set()
-    assert await asyncio.gather(*waiting) == [n * 10 for n in range(100)]
+    await asyncio.wait(waiting)
+    assert [n for batch in gate.batches for n in batch] == list(range(20_200))
     await queue.close()
 
 
@@ -313,7 +317,7 @@ async def test_callers_of_a_batch_that_was_cancelled_before_it_began_are_cancell
     async def cancel_all() -> None:
         while queue._task is None:
             await asyncio.sleep(0)
-        assert len(queue) == 2, "the task has not begun"
+        assert len(queue._queue) == 2, "the task has not begun"
         for task in (queue._task, *callers):
             task.cancel()
 

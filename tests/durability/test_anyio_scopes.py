@@ -5,6 +5,7 @@ A scope recognizes its cancellation by the message. Any other one would end the 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from perdure import Runtime, Step, workflow
 from perdure.engine.tasks import Interrupted, cancel_and_wait, finish
 from perdure.store import Entry, Verdict
 from perdure.stores import MemoryStore
+from perdure.stores._cancellation import swallowed_cancellation
 
 SCOPE, WRITE = 0.02, 0.06
 
@@ -100,6 +102,29 @@ async def test_the_function_continues_after_the_scope(name: str, branches: int) 
     async with Runtime(store, workflows=[scopes, child]) as runtime:
         run = await runtime.trigger(scopes)
         assert (run.status, run.output) == ("completed", [True] * branches)
+
+
+class SwallowingStore(MemoryStore):
+    """A store whose driver has swallowed a cancellation, whose message is therefore unknown."""
+
+    async def append(self, entries: Sequence[Entry]) -> Sequence[Verdict]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(WRITE)
+            return await super().append(entries)
+        raise swallowed_cancellation()
+
+
+async def test_a_cancellation_that_a_driver_swallowed_ends_at_its_scope() -> None:
+    @workflow("scope")
+    async def scope(step: Step) -> bool:
+        with anyio.move_on_after(SCOPE) as scope:
+            await step("call", fast)
+        await step("after the scope", fast)
+        return scope.cancelled_caught
+
+    async with Runtime(SwallowingStore(), workflows=[scope]) as runtime:
+        run = await runtime.trigger(scope)
+        assert (run.status, run.output) == ("completed", True)
 
 
 async def test_a_cancellation_from_elsewhere_does_not_end_at_the_scope() -> None:

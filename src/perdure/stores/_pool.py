@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from perdure.clock import Clock
 from perdure.errors import StoreClosed, StoreUnavailable
-from perdure.stores._cancellation import count_cancellations
+from perdure.stores._cancellation import count_cancellations, swallowed_cancellation
 from perdure.stores._lifecycle import CallsInFlight
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
@@ -115,9 +115,8 @@ class ConnectionPool(ABC):
             raise
         self._is_unavailable = False
         if count_cancellations() > cancellations:
-            # The driver has swallowed a cancellation.
             self._abort(connection)
-            raise asyncio.CancelledError
+            raise swallowed_cancellation()
         return connection
 
     async def disconnect(self, connection: Any) -> None:

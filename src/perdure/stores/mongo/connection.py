@@ -1,6 +1,5 @@
 """The connection to MongoDB: the store's own client, or the user's."""
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from pymongo.uri_parser import parse_uri
 
 from perdure.clock import Clock, Duration, parse_duration
 from perdure.errors import InvalidArgument, StoreError
-from perdure.stores._cancellation import count_cancellations
+from perdure.stores._cancellation import count_cancellations, swallowed_cancellation
 from perdure.stores._durability import Durability, check_durability
 from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.mongo.documents import AS_PLAIN_INTEGERS
@@ -187,8 +186,7 @@ class Use(Generic[T]):
             seconds = self._connection.clock.monotonic() - self._started
             raise translate(error, target.location, target.database, seconds) from error
         if error is None and count_cancellations() > self._cancellations:
-            # The driver has swallowed a cancellation.
-            raise asyncio.CancelledError
+            raise swallowed_cancellation()
 
 
 def parse_target(url: str, database: str | None, replica_set: bool | None) -> Target:

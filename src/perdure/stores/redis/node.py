@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
 from perdure.errors import StoreClosed
+from perdure.stores._cancellation import count_cancellations, swallowed_cancellation
 from perdure.stores._lifecycle import CallsInFlight
 from perdure.stores.redis.errors import NotSent, driver_errors, load_driver, load_exceptions
 from perdure.stores.redis.timeouts import Timeouts
@@ -128,13 +129,11 @@ class NodeLink:
                 await self._release(pool, connection, is_reusable=is_reusable)
 
     async def _replies(self, connection: Any, commands: Sequence[Command]) -> list[Any]:
-        task = asyncio.current_task()
-        cancellations = 0 if task is None else task.cancelling()
+        cancellations = count_cancellations()
         await connection.send_packed_command([pack(command) for command in commands])
-        if task is not None and task.cancelling() > cancellations:
-            # With a timeout, the driver sends under `wait_for`, which on Python 3.11 swallows a
-            # cancellation that arrives as its work ends.
-            raise asyncio.CancelledError
+        if count_cancellations() > cancellations:
+            # With a timeout, the driver sends under `wait_for`.
+            raise swallowed_cancellation()
         replies: list[Any] = []
         for _ in commands:
             try:

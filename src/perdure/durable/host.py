@@ -25,7 +25,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.history import History
 from perdure.engine.host import Host, Received, Undos
 from perdure.engine.middleware import Around
-from perdure.engine.tasks import call_in, detached, finish, outside_runs
+from perdure.engine.tasks import call_in, complete, detached, finish, outside_runs
 from perdure.engine.waiting import UNCLAIMED
 from perdure.errors import LeaseLost, PermitLost
 from perdure.limits import Cost
@@ -295,13 +295,16 @@ class RunHost(Host, ABC):
         self.stop(LeaseLost(self.id))
 
     async def release(self, wake_at: datetime | None = None) -> None:
-        """Release the lease; the run can be claimed at once, or at `wake_at`."""
+        """Release the lease, even if the caller is cancelled in the meantime.
+
+        The run can be claimed at once, or at `wake_at`.
+        """
         # Dropped first: a renewal that finds the lease released would report it as lost.
         self.session.leases.drop(self)
         if self.lease is not None:
             with store_errors(self.session.store, f"release run {self.id!r}"):
                 store = require_lease(self.session.store)
-                await store.release([self.lease], wake_at=wake_at)
+                await complete(store.release([self.lease], wake_at=wake_at))
 
     def block(self, status: str = "running", **extra: Any) -> ExecutionBlock:
         """Return the snapshot's `execution` as of now."""

@@ -122,8 +122,10 @@ async def run_to_rest(host: RunHost, program: Program) -> Result[Any, Any] | Non
         execution.stop(Cancelled(host.id, "the task that ran it was cancelled"))
         # Ended before the lease is released, so that its steps do not run beside those of the next
         # owner.
-        await cancel_and_wait([task])
-        await log_failure(host.release())
+        try:
+            await execution.branches.cancel_and_wait([task])
+        finally:
+            await log_failure(host.release())
         raise
     finally:
         if timer is not None:

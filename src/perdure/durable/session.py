@@ -18,7 +18,7 @@ from perdure.durable.permits import Permits
 from perdure.durable.signals import Signals
 from perdure.durable.step_limits import StepLimits
 from perdure.durable.store_errors import store_errors
-from perdure.engine.tasks import Interrupted, detached, finish
+from perdure.engine.tasks import Interrupted, complete, detached, finish
 from perdure.errors import StoreCorrupted
 from perdure.limits import PermitLimit
 from perdure.store import (
@@ -189,7 +189,7 @@ class Session:
 
     async def _release(self, lease: Lease) -> None:
         try:
-            await require_lease(self.store).release([lease])
+            await complete(require_lease(self.store).release([lease]))
         except Exception as error:  # noqa: BLE001  # the caller sees the cancellation
             logger.warning("run %r stays leased until its lease expires (%s)", lease.id, error)
 

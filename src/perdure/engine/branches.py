@@ -24,7 +24,14 @@ import msgspec
 
 from perdure.engine.asyncio_internals import arguments_of, unwrapped
 from perdure.engine.paths import join_path
-from perdure.engine.tasks import POSITION, Task, cancel_and_wait, current_task, exception_of
+from perdure.engine.tasks import (
+    POSITION,
+    SECONDS_IF_BUSY,
+    Task,
+    cancel_and_wait,
+    current_task,
+    exception_of,
+)
 from perdure.errors import InvalidArgument, NestedStep, WrongRun
 
 _ORDERED = "a list of awaitables, in the same order each time"
@@ -172,6 +179,7 @@ class Branches:
     """
 
     __slots__ = (
+        "_cancellations",
         "_position",
         "_root",
         "_unwinding",
@@ -200,6 +208,7 @@ class Branches:
         self.is_cancelled = False
         self.task_class: type[Task] | None = None
         self._unwinding: asyncio.TimerHandle | None = None
+        self._cancellations = 0
 
     def __enter__(self) -> Self:
         self.loop = asyncio.get_running_loop()
@@ -350,12 +359,15 @@ class Branches:
         """Cancel every branch, repeatedly: a branch may swallow a cancellation.
 
         For example, a `TaskGroup` that is already aborting does not pass a cancellation on to its
-        tasks.
+        tasks. While a step is in flight, it has more time, to clean up.
         """
         if self.tasks:
-            for task in self.tasks:
-                # Not immediately: the caller may be one of these tasks, in the middle of a write.
-                self.loop.call_soon(task.cancel)
+            if self._cancellations % SECONDS_IF_BUSY == 0 or not self.in_flight:
+                for task in self.tasks:
+                    # Not immediately: the caller may be one of these tasks, in the middle of a
+                    # write.
+                    self.loop.call_soon(task.cancel)
+            self._cancellations += 1
             # After the cancellations, in the same order: only then is a call of a step made by code
             # that is being unwound, and worth a warning.
             self.loop.call_soon(self._mark_cancelled)
@@ -366,7 +378,12 @@ class Branches:
 
     async def unwind(self) -> None:
         """Cancel every branch but the current task, and wait until all have ended."""
-        await cancel_and_wait([task for task in self.tasks if task is not current_task()])
+        tasks = [task for task in self.tasks if task is not current_task()]
+        await self.cancel_and_wait(tasks)
+
+    async def cancel_and_wait(self, tasks: Iterable[Task]) -> None:
+        """Cancel tasks of branches, and wait until they have ended; a step may clean up."""
+        await cancel_and_wait(tasks, is_busy=lambda: self.in_flight)
 
 
 def branches_of(position: object) -> Branches | None:

@@ -46,17 +46,17 @@ async def run_all(
         branch = run.branches.current(run.run_id, "step.all")
     pairs = zip(names, work, strict=True)
     tasks = [branch.child(name).spawn(each) for name, each in pairs]
-    await _finish(tasks)
+    await _finish(run, tasks)
     return tuple([task.result() for task in tasks])
 
 
-async def _finish(tasks: Sequence[Task]) -> None:
+async def _finish(run: Execution, tasks: Sequence[Task]) -> None:
     if tasks:
         try:
             await asyncio.wait(tasks)
         finally:
             # In case the caller was cancelled: no branch may outlive the call that started it.
-            await cancel_and_wait(tasks)
+            await run.branches.cancel_and_wait(tasks)
 
 
 @call_named("step.map")
@@ -92,7 +92,7 @@ async def run_each(
 
     workers = range(min(concurrency, len(todo)))
     tasks = [branch.child(f"worker{n}").spawn(work()) for n in workers]
-    await _finish(tasks)
+    await _finish(run, tasks)
     for task in tasks:
         task.result()
     if collect:
@@ -299,7 +299,7 @@ async def _first_to_end(run: Execution, racers: Sequence[Racer]) -> tuple[Racer,
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         descendants = run.branches.tasks_below(racer.branch for racer in racers)
-        await cancel_and_wait([*tasks, *descendants])
+        await run.branches.cancel_and_wait([*tasks, *descendants])
     pairs = zip(racers, tasks, strict=True)
     return next((racer, task) for racer, task in pairs if task in done)
 

@@ -21,7 +21,7 @@ from perdure.engine.execution import Execution
 from perdure.engine.history import History
 from perdure.engine.host import NO_STORE
 from perdure.engine.invoke import invoke
-from perdure.engine.tasks import Interrupted, Task, cancel_and_wait, finish
+from perdure.engine.tasks import Interrupted, Task, finish
 from perdure.errors import InvalidArgument, MissingAbility, PerdureError, RollbackFailed
 from perdure.result import Err
 from perdure.retry import Retry
@@ -195,7 +195,7 @@ class Saga:
         """Undo the steps of the scope; return the errors of those that could not be undone."""
         run = self._run
         # Before the steps to undo are determined: a cancelled branch still finishes its write.
-        await cancel_and_wait(self._tasks())
+        await run.branches.cancel_and_wait(self._tasks())
         if self._record is None:
             if not run.history.steps_to_undo(self._name):
                 return {}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, ContextVar
+from itertools import count
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +19,9 @@ It is a `Reserved` only while the task of a named branch is created.
 
 Tasks inherit it with their context, so it is right in eager tasks, callbacks and threads too.
 """
+
+SECONDS_IF_BUSY = 10
+"""After how many seconds tasks are cancelled again if they are busy, such as with a step."""
 
 
 class Interrupted(asyncio.CancelledError):
@@ -88,25 +92,53 @@ async def finish(task: "asyncio.Task[T]", *, cancel_while: Callable[[], bool] = 
     return result
 
 
-async def cancel_and_wait(tasks: Iterable[Task]) -> None:
+async def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Await something to its end, in a task of its own; a cancellation is raised after that.
+
+    It is for what a caller does because it was cancelled: a scope of anyio cancels again, and an
+    ordinary await would then be cut off.
+    """
+    try:
+        return await finish(detached(work))
+    except Interrupted as interruption:
+        raise interruption.plain() from None
+
+
+async def cancel_and_wait(
+    tasks: Iterable[Task], *, is_busy: Callable[[], object] = lambda: False
+) -> None:
     """Cancel tasks and wait until they have ended; a task that swallows it is cancelled again.
 
-    A cancellation of the caller is postponed until then.
+    That happens after a second, or after ten while `is_busy` returns true. A cancellation of the
+    caller is postponed until all have ended.
     """
     all_tasks = list(tasks)
     args: Args | None = None
-    while pending := [task for task in all_tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        try:
-            await asyncio.wait(pending, timeout=1)
-        except asyncio.CancelledError as error:
-            args = args_of_both(args, error)
+    for number in count():
+        pending = [task for task in all_tasks if not task.done()]
+        if not pending:
+            break
+        if number % SECONDS_IF_BUSY == 0 or not is_busy():
+            for task in pending:
+                task.cancel()
+        args = await _wait_a_second(pending, args)
     for task in all_tasks:
         # Marks it as retrieved, or asyncio would log it: it was recorded, or no code waits.
         exception_of(task)
     if args is not None:
         raise asyncio.CancelledError(*args)
+
+
+async def _wait_a_second(tasks: Sequence[Task], args: Args | None) -> Args | None:
+    """Wait for the end of tasks, up to a second even if the caller is cancelled."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 1
+    while (remaining := end - loop.time()) > 0 and not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks, timeout=remaining)
+        except asyncio.CancelledError as error:
+            args = args_of_both(args, error)
+    return args
 
 
 def exception_of(task: Task) -> BaseException | None:

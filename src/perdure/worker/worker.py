@@ -384,9 +384,10 @@ class Worker:
         if not runs:
             return
         logger.info("draining: %d runs have %s to finish", len(runs), self._grace)
+        # Before anything is written, which takes long if the store is unavailable.
+        grace = detached(self._sleep(self._grace.total_seconds()))
         if self._heartbeat is not None:
             await self._heartbeat.show()
-        grace = detached(self._sleep(self._grace.total_seconds()))
         all_ended, hurry = detached(self._all_ended(runs)), detached(self._hurry.wait())
         await asyncio.wait([grace, all_ended, hurry], return_when=asyncio.FIRST_COMPLETED)
         grace.cancel()

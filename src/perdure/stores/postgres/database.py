@@ -1,7 +1,14 @@
 """Run single statements or transactions, translating the driver's errors."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any, cast
 
 from perdure.clock import Clock, Duration, parse_duration
@@ -17,6 +24,7 @@ from perdure.stores.postgres.pool import PostgresPool, open_pool
 
 _MAX_CONFLICTS = 10
 _MAX_LOSSES = 2
+_ROLLBACK_SECONDS = 2
 
 
 class Database:
@@ -73,8 +81,16 @@ class Database:
     ) -> Sequence[Any]:
         # asyncpg sends a statement and its values separately. A pooler may send them to two
         # different servers unless a transaction holds them together.
-        async with connection.transaction():
-            return await self._run_prepared(connection, statement, values)
+        transaction = Transaction(connection, nullcontext, self._timeout)
+        try:
+            await transaction.begin()
+            rows = await transaction.fetch(statement, *values)
+            await transaction.commit()
+        except BaseException:
+            with suppress(*self._errors):
+                await transaction.roll_back()
+            raise
+        return rows
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator["Transaction"]:
@@ -116,7 +132,14 @@ class Database:
 def _is_loss(connection: Any, error: BaseException) -> bool:
     # After a lost connection, the user's code may raise anything.
     is_new = isinstance(error, Exception) and not isinstance(error, StoreUnavailable)
-    return is_new and bool(connection.is_closed())
+    return is_new and _is_closed(connection)
+
+
+def _is_closed(connection: Any) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except driver_errors():
+        return True  # asyncpg's pool has taken back a connection that was closed
 
 
 class Transaction:
@@ -141,7 +164,7 @@ class Transaction:
         """Begin the transaction."""
         with self._translate_errors():
             self.is_open = True
-            await self._transaction.start()
+            await self._reply(self._transaction.start(), self._timeout)
 
     async def fetch(self, statement: str, *values: object) -> Sequence[Any]:
         """Return the rows of one statement."""
@@ -152,20 +175,42 @@ class Transaction:
     async def execute(self, script: str) -> None:
         """Execute statements without parameters."""
         with self._translate_errors():
+            await self.connection.execute(script, timeout=self._timeout)
+
+    async def migrate(self, script: str) -> None:
+        """Execute statements without parameters that may take long, as on large tables."""
+        with self._translate_errors():
             await self.connection.execute(script)
 
     async def commit(self) -> None:
-        """Commit the transaction unless it was rolled back."""
+        """Commit the transaction unless it was rolled back.
+
+        Without a reply, as after a lost connection, it may or may not have been committed.
+        """
         if self.is_open:
             with self._translate_errors():
-                await self._transaction.commit()
+                await self._reply(self._transaction.commit(), self._timeout)
             self.is_open = False
 
     async def roll_back(self) -> None:
-        """Roll the transaction back if it is open."""
+        """Roll the transaction back if it is open.
+
+        If the server does not reply soon, the connection is aborted, which has the same effect.
+        """
         if self.is_open and not self.connection.is_closed():
-            await self._transaction.rollback()
+            await self._reply(self._transaction.rollback(), _ROLLBACK_SECONDS)
             self.is_open = False
+
+    async def _reply(self, request: Awaitable[None], timeout: float) -> None:
+        try:
+            # asyncpg has no timeout for these statements. And if an earlier statement has timed
+            # out or was cancelled, it first waits for the server to confirm that.
+            async with asyncio.timeout(timeout):  # noqa: TID251 - real time
+                await request
+        except TimeoutError:
+            # A pool that takes the connection back would wait for the server again.
+            self.connection.terminate()
+            raise
 
 
 def open_database(

@@ -14,11 +14,13 @@ from typing import Any
 from perdure.clock import Clock
 from perdure.errors import StoreClosed, StoreUnavailable
 from perdure.stores.postgres.database import Database
+from perdure.stores.postgres.errors import driver_errors
 from perdure.stores.postgres.statements import ANNOUNCED
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_SECONDS = 1
+_UNLISTEN_SECONDS = 2
 
 
 class Notifications:
@@ -107,11 +109,21 @@ class Notifications:
                 return
             connection.remove_termination_listener(listener.stop)
             try:
-                with self._database.translate_errors():
-                    await connection.remove_listener(self._channel, listener.notified)
+                await self._unlisten(connection, listener)
             finally:
                 await self._database.pool.disconnect(connection)
                 del self._listeners[listener]
+
+    async def _unlisten(self, connection: Any, listener: "_Listener") -> None:
+        """Execute UNLISTEN, or abort the connection if that fails or takes too long."""
+        try:
+            async with asyncio.timeout(_UNLISTEN_SECONDS):  # noqa: TID251 - real time
+                await connection.remove_listener(self._channel, listener.notified)
+        except driver_errors():
+            # Not raised: the error would replace the cancellation that ends the listener, which
+            # would then reconnect. A pool that takes the connection back would wait for the server
+            # again, or lend a connection that still expects a reply.
+            connection.terminate()
 
 
 class _Listener:

@@ -1,5 +1,6 @@
 """asyncpg connections: the store's own pool, or the user's."""
 
+from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 from weakref import WeakSet
@@ -123,13 +124,20 @@ class BorrowedPostgresPool(BorrowedPool):
         except driver_errors() as error:
             raise translate(error, self.location, "", self.role) from error
 
+    async def release(self, connection: Any, *, reusable: bool) -> None:
+        """Return the connection to its pool, which replaces one that it cannot reset."""
+        # The pool resets the session, and first waits for the server to confirm a cancelled
+        # statement. Without a timeout, a server that hangs would block the caller.
+        with suppress(*driver_errors()):
+            await self._pool.release(connection, timeout=_CLOSE_SECONDS)
+
     async def connect(self) -> Any:
         """Return a connection of the pool, which has one fewer until it is returned."""
         return await self.acquire()
 
     async def disconnect(self, connection: Any) -> None:
         """Return the connection to its pool."""
-        await self._pool.release(connection)
+        await self.release(connection, reusable=True)
 
     def has_process(self, process: int) -> bool:
         """Return `False`: the user's own transactions share the connections."""

@@ -83,7 +83,7 @@ class Schema:
             await transaction.fetch(_LOCK, self._tables.table)
             await transaction.execute(self._tables.sql(_CREATE_MIGRATIONS_TABLE))
             for migration in announce(await self._pending(transaction), self._tables.table):
-                await transaction.execute(self._tables.sql(migration.script))
+                await transaction.migrate(self._tables.sql(migration.script))
                 record = self._tables.sql(_RECORD_MIGRATION)
                 await transaction.fetch(record, migration.version, migration.name)
 

@@ -71,6 +71,17 @@ def shape_of(link: str) -> str:
     return re.sub(r"[0-9]+", "0", link)
 
 
+@pytest.mark.parametrize("width", [390, 1024, 1200, 1280, 1440])
+async def test_the_workflows_of_the_overview_fit_in_their_panel(
+    width: int, seeded: ServedDashboard, open_page: OpenPage
+) -> None:
+    page = await open_page(seeded.url, width=width)
+    panel = page.locator(".panel", has=page.get_by_role("heading", name="Workflows", exact=True))
+    await expect(panel).to_contain_text("import-catalogue")
+    for part in (panel, *await panel.locator(".scroll").all()):
+        assert await part.evaluate("part => part.scrollWidth - part.clientWidth") == 0
+
+
 @with_and_without_scripts
 async def test_a_search_finds_runs_by_a_query(
     javascript: bool, seeded: ServedDashboard, open_page: OpenPage

@@ -22,7 +22,7 @@ async def agenda(store: SearchStore, redact: Redact, now: datetime, hours: int) 
         due_runs(store, end, EXAMINED),
         store.search(Query(statuses=("waiting",), oldest_first=True), EXAMINED),
     )
-    rows = await rows_of(store, due, redact)
+    rows = [row for row in await rows_of(store, due, redact, now) if row.wake_at is not None]
     rows.sort(key=lambda row: row.wake_at or now)
     return Agenda(
         next=tuple(rows[:_MAX_SHOWN]),

@@ -97,7 +97,7 @@ async def find(
     drift, due = await asyncio.gather(
         clock_drift(store, now), due_runs(store, now - TOLERATED_LAG, DUE)
     )
-    rows = await rows_of(store, due, NOTHING_REDACTED)
+    rows = await rows_of(store, due, NOTHING_REDACTED, now)
     unclaimed_runs = without_worker(rows, len(due) == DUE, presences, switches.paused)
     return (
         *_about_capabilities(capabilities(store)),

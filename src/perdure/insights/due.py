@@ -27,11 +27,22 @@ async def due_runs(store: SearchStore, until: datetime, limit: int) -> list[Due]
     return list(await store.due(until, limit, queues=queues))
 
 
-async def rows_of(store: SearchStore, due: list[Due], redact: Redact) -> list[RunRow]:
-    """Return the rows of runs that are still unowned and not over."""
+async def rows_of(
+    store: SearchStore, due: list[Due], redact: Redact, now: datetime
+) -> list[RunRow]:
+    """Return the rows of runs that are not over and that no process owns at `now`.
+
+    This includes runs whose lease has expired, which any worker can take.
+    """
     summaries = await store.summaries([each.id for each in due]) if due else ()
-    rows = [row_of(run, redact) for run in summaries if run is not None and run.owner is None]
-    return [row for row in rows if not is_over(row.status) and row.wake_at is not None]
+    rows = [row_of(run, redact) for run in summaries if run is not None]
+    return [row for row in rows if not is_over(row.status) and _can_be_claimed(row, now)]
+
+
+def _can_be_claimed(row: RunRow, now: datetime) -> bool:
+    if row.owner is None:
+        return row.wake_at is not None
+    return row.lease_expires_at is not None and row.lease_expires_at <= now
 
 
 async def oldest_due(store: SearchStore, due: Sequence[Due], now: datetime) -> datetime | None:

@@ -13,8 +13,10 @@ HOUR = timedelta(hours=1)
 def percentiles(durations: Iterable[Sequence[int]]) -> Percentiles:
     """Return the percentiles of several counted durations together."""
     classes = total(durations)
-    p50, p95, p99 = (percentile(classes, percent) for percent in (50, 95, 99))
-    return Percentiles(sum(classes), p50, p95, p99)
+    count = sum(classes)
+    # A single duration is all of its percentiles; the middle of its class is the best estimate.
+    percents = (50, 50, 50) if count == 1 else (50, 95, 99)
+    return Percentiles(count, *(percentile(classes, percent) for percent in percents))
 
 
 def durations_by_hour(

@@ -43,7 +43,7 @@ async def overview(
         _ended_since(store, now - _DAY),
     )
     tallies = tally([*live, *ended_runs])
-    rows = await rows_of(store, due, redact)
+    rows = await rows_of(store, due, redact, now)
     attention = [
         *without_worker(rows, len(due) == DUE, presences, switches.paused),
         *long_waits(waits.runs, waits.cursor is not None),
@@ -54,7 +54,7 @@ async def overview(
         now=now,
         counts=tallies,
         last_day=last_day,
-        due=len(due),
+        due=len(rows),
         oldest_due=await oldest_due(store, due, now),
         workers=tuple(workers),
         failures=tuple(row_of(run, redact) for run in failures.runs),
@@ -68,7 +68,8 @@ def _lags(due: Iterable[RunRow]) -> dict[str, Lag]:
     lags: dict[str, Lag] = {}
     for row in due:
         # A run with a priority has a wake time before its creation.
-        at = max(filter(None, (row.wake_at, row.created_at)), default=row.updated_at)
+        due_at = row.wake_at or row.lease_expires_at
+        at = max(filter(None, (due_at, row.created_at)), default=row.updated_at)
         lag = lags.get(row.workflow or "", Lag(0, at))
         lags[row.workflow or ""] = Lag(lag.due + 1, min(lag.oldest, at))
     return lags

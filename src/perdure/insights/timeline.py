@@ -4,10 +4,11 @@ Steps take milliseconds and waits take days. So long periods without a running s
 and the axis shows how long they were.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from perdure.insights.model import InFlight, RunFacts, StepRow, WaitFacts
@@ -16,9 +17,11 @@ Look: TypeAlias = Literal["ok", "failed", "wait", "open"]
 Span: TypeAlias = tuple[datetime, datetime]
 
 _MOMENT = timedelta(milliseconds=1)
-# Idle time longer than this share of the busy time is collapsed to the other share of it.
-_LONG = 0.35
-_SHORT = 0.18
+# Idle time is drawn at most as long as this share of the busy time, or as the longest step: a wait
+# is not drawn shorter than a step that took less time.
+_LONGEST_IDLE = 0.18
+# Shorter busy time is treated as this long. Otherwise 0.2 ms would be drawn as long as 10 s.
+_LEAST_BUSY = timedelta(seconds=1)
 _MIN_WIDTH = 0.6
 _MAX_TICKS = 12
 _WAITS = {"sleep", "event", "retry", "approval", "callback"}
@@ -36,28 +39,35 @@ class Gap:
 
 
 class Scale:
-    """Maps times to percent; idle time is collapsed where it is long."""
+    """Maps times to percent; idle time is collapsed where it is long.
 
-    def __init__(self, begin: datetime, end: datetime, busy: Iterable[Span]) -> None:
-        spans = merge_spans(busy)
-        total = sum((last - first for first, last in spans), timedelta(0)) or end - begin
-        total = max(total, _MOMENT)
+    Idle time is split at the `marks`, and each part is collapsed separately, so that a wait stays
+    visible next to a much longer one.
+    """
+
+    def __init__(
+        self, begin: datetime, end: datetime, busy: Iterable[Span], marks: Iterable[datetime] = ()
+    ) -> None:
+        steps = list(busy)
+        spans = merge_spans(steps)
+        self._longest_idle = _longest_idle(steps, spans) or end - begin
         self.begin = begin
         self._times = [begin]
         self._units = [0.0]
         self._idle: list[tuple[int, timedelta]] = []
+        sorted_marks = sorted(set(marks))
         at = begin
         for first, last in [*spans, (end, end)]:
-            self._add_idle(first - at, total)
+            inner = slice(bisect_right(sorted_marks, at), bisect_left(sorted_marks, first))
+            for left, right in pairwise((at, *sorted_marks[inner], first)):
+                self._add_idle(right - left)
             self._add(last - first, last - first)
             at = max(at, last)
 
-    def _add_idle(self, length: timedelta, total: timedelta) -> None:
-        if length > total * _LONG:
+    def _add_idle(self, length: timedelta) -> None:
+        if length > self._longest_idle:
             self._idle.append((len(self._times), length))
-            self._add(length, total * _SHORT)
-        else:
-            self._add(length, length)
+        self._add(length, min(length, self._longest_idle))
 
     def _add(self, length: timedelta, drawn_length: timedelta) -> None:
         if length > timedelta(0):
@@ -93,6 +103,13 @@ class Scale:
             Gap(scale * (left + right) / 2, scale * (right - left), length)
             for left, right, length in edges
         )
+
+
+def _longest_idle(steps: Sequence[Span], merged: Sequence[Span]) -> timedelta:
+    """Return how long idle time is drawn at most; zero if there is no busy time."""
+    total = sum((last - first for first, last in merged), timedelta(0))
+    longest = max((last - first for first, last in steps), default=timedelta(0))
+    return max(max(total, _LEAST_BUSY) * _LONGEST_IDLE, longest) if total else total
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
@@ -160,7 +177,7 @@ def draw(facts: RunFacts, steps: Sequence[StepRow], *, is_last: bool, now: datet
     times += [at for span in busy for at in span] + [each.since for each in waits if each.since]
     begin, last = min(times, default=now), max(times, default=now)
     end = max(now, last) if waits or flying else last
-    scale = Scale(begin, end, busy)
+    scale = Scale(begin, end, busy, times)
     bars = [_recorded_bar(step, scale) for step in steps]
     bars += [_in_flight(each, scale) for each in flying]
     bars += [_waiting(each, scale, last) for each in waits]

@@ -121,6 +121,13 @@ async def test_the_overview_shows_the_due_runs_of_a_workflow_and_their_lag() -> 
     assert re.search(r"order 0 1 \d+ ms", text_of(await Visitor(dashboard(store)).get("/")))
 
 
+async def test_the_overview_says_that_durations_are_estimates() -> None:
+    store = MemoryStore()
+    await failed_run(store)
+    text = text_of(await Visitor(dashboard(store)).get("/"))
+    assert "Workflows durations are estimates of the last 24 h All workflows" in text
+
+
 async def test_a_run_that_a_worker_executes_links_to_its_worker() -> None:
     store, now = MemoryStore(), SystemClock().now()
     owner, snapshot = new_owner(Random(1)), new_snapshot_json("order")

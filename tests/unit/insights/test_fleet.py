@@ -135,6 +135,17 @@ async def test_a_workflow_that_a_worker_knows(
     ]
 
 
+async def test_all_percentiles_of_one_duration_are_the_same(
+    store: SearchStore, insights: Insights
+) -> None:
+    counted = WorkflowThroughput(completed=1, durations=(0, 0, 1))
+    await write_throughput(store, throughput("w", workflows={"order": counted}))
+    await write_definition(store, DefinitionDocument(workflow="order", version=1, seen_at=NOON))
+    [row] = await insights.workflows()
+    assert row.durations is not None
+    assert row.durations.p50 == row.durations.p95 == row.durations.p99 == timedelta(milliseconds=6)
+
+
 async def test_durations_of_several_workers_are_added(
     store: SearchStore, insights: Insights
 ) -> None:

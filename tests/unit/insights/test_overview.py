@@ -13,7 +13,7 @@ from perdure.insights.attention import lost_workers
 from perdure.insights.grouping import normalize
 from perdure.insights.model import WorkerRow
 from perdure.presence import WorkflowSwitch, set_switch
-from perdure.store import NewRun, Rest
+from perdure.store import LeaseRequest, NewRun, Rest
 from perdure.stores import MemoryStore
 from perdure.stores._shell import StoreShell
 from perdure.testing import TestClock
@@ -61,6 +61,30 @@ async def test_due_runs_without_a_worker_need_attention(
     assert overview.due == 2
     assert overview.oldest_due is not None
     assert clock.now() - overview.oldest_due < timedelta(seconds=1)
+
+
+async def test_a_due_run_of_an_owner_that_is_gone_is_counted_everywhere(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    """Its lease has expired, so that any worker can take it."""
+    snapshot = new_snapshot_json("order")
+    await store.enqueue([NewRun(f"r{n}", "order", snapshot) for n in range(2)])
+    await store.acquire([LeaseRequest("r0", "gone", timedelta(minutes=1))])
+    await clock.advance(timedelta(minutes=3))
+    overview = await Insights(store, clock=clock).overview()
+    assert [each.text for each in overview.attention] == ["2 runs are due; no worker is running"]
+    assert (overview.due, overview.lags["order"].due) == (2, 2)
+
+
+async def test_a_run_whose_lease_expired_lags_since_then(
+    store: StoreShell[Any], clock: TestClock
+) -> None:
+    await store.enqueue([NewRun("r", "order", new_snapshot_json("order"))])
+    await store.acquire([LeaseRequest("r", "gone", timedelta(minutes=1))])
+    expiry = clock.now() + timedelta(minutes=1)
+    await clock.advance(timedelta(minutes=3))
+    overview = await Insights(store, clock=clock).overview()
+    assert abs(overview.lags["order"].oldest - expiry) < timedelta(seconds=1)
 
 
 async def test_numbers_that_are_not_complete_say_so(
@@ -187,6 +211,13 @@ async def test_the_agenda_names_the_runs_that_wait_longest_for_an_event(
         await clock.advance(timedelta(minutes=1))
     (event,) = (await Insights(store, clock=clock).agenda()).events
     assert (event.count, event.run_ids) == (5, ("w0", "w1", "w2"))
+
+
+async def test_owned_runs_are_not_on_the_agenda(store: StoreShell[Any], clock: TestClock) -> None:
+    snapshot = new_snapshot_json("order")
+    await store.enqueue([NewRun(id, "order", snapshot) for id in ("owned", "free")])
+    await store.acquire([LeaseRequest("owned", "w-1", timedelta(minutes=1))])
+    assert [run.id for run in (await Insights(store, clock=clock).agenda()).next] == ["free"]
 
 
 async def test_timeouts_of_waits_are_on_the_agenda(

@@ -72,8 +72,45 @@ def test_a_long_wait_does_not_squeeze_the_steps() -> None:
     charge, settle, ship = picture.branches[0][1]
     assert charge.width > 25
     assert ship.width > 25
-    assert 5 < settle.width < 25
+    assert 25 < settle.width < 40
     assert [gap.length for gap in picture.gaps] == [timedelta(seconds=86_399)]
+
+
+def test_a_call_of_seconds_is_drawn_wider_than_a_step_of_less_than_a_millisecond() -> None:
+    steps = [step("charge", 0, 0.0002), step("ship", 0.0002, 10.3, "call")]
+    charge, ship = draw(facts(), steps, is_last=True, now=at(11)).bars
+    assert charge.width < 5
+    assert ship.width > 90
+
+
+def test_a_wait_is_not_drawn_shorter_than_a_step_that_takes_less_time() -> None:
+    steps = [step("charge", 0, 1), step("label", 1, 11, "call"), step("ship", 11, 11.5)]
+    charge, label, ship = draw(facts(), steps, is_last=True, now=at(12)).bars
+    assert ship.width < charge.width <= label.width + 1e-6
+    assert ship.width > 10
+
+
+def test_a_wait_stays_visible_next_to_a_much_longer_one() -> None:
+    wait = WaitFacts("delivery", "event", event="delivered", since=at(1230))
+    steps = [
+        step("charge", 0, 1),
+        step("approval", 1, 1200, "event"),
+        step("label", 1200, 1230, "call"),
+    ]
+    bars = draw(facts(waits=(wait,)), steps, is_last=True, now=at(90_000)).bars
+    charge, approval, label, delivery = (bar.width for bar in bars)
+    assert charge <= min(approval, label, delivery) + 1e-6
+    assert charge > 20
+
+
+@given(spans)
+def test_a_longer_pause_is_never_drawn_shorter(busy: list[tuple[datetime, datetime]]) -> None:
+    begin, end = min(first for first, _ in busy), max(last for _, last in busy)
+    scale = Scale(begin, end, busy)
+    pauses = [(left, right) for (_, left), (right, _) in pairwise(merge_spans(busy))]
+    pauses.sort(key=lambda pause: pause[1] - pause[0])
+    widths = [scale.x(right) - scale.x(left) for left, right in pauses]
+    assert all(shorter <= longer + 1e-6 for shorter, longer in pairwise(widths))
 
 
 def test_a_pending_wait_begins_when_it_began() -> None:

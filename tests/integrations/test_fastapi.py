@@ -105,6 +105,51 @@ def test_a_small_app_drives_its_runs_itself() -> None:
     assert (run["status"], run["output"]) == ("completed", {"email": "ana@shop", "age": 30})
 
 
+async def test_a_forgotten_lifespan_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise runs would stay queued, and nothing would say why."""
+    durable = new_durable(worker=True)
+    async with client_of(new_app(durable)) as http:
+        for _ in range(2):
+            assert (await http.post("/runs/ping")).status_code == 202
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "lifespan=durable.lifespan" in record.message
+
+
+async def test_a_route_of_the_app_logs_a_forgotten_lifespan_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await new_durable(worker=True)()
+    assert "lifespan=durable.lifespan" in caplog.text
+
+
+async def test_a_lifespan_that_was_entered_or_has_no_worker_logs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await new_durable()()
+    durable = new_durable(worker=True)
+    async with durable.lifespan():
+        await durable()
+    assert caplog.text == ""
+
+
+async def test_a_body_that_cannot_be_read_is_422() -> None:
+    """FastAPI reads the payload: only the other routes answer with 400 or 415."""
+    async with client_of(new_app(new_durable())) as http:
+        for kind, events in (("application/json", 400), ("text/plain", 415)):
+            request: dict[str, Any] = {"content": "{", "headers": {"Content-Type": kind}}
+            assert (await http.post("/runs/welcome", **request)).status_code == 422
+            assert (await http.post("/runs/r/events/e", **request)).status_code == events
+
+
+async def test_cancelling_an_ended_run_shows_it() -> None:
+    durable = new_durable()
+    await durable.runtime.trigger(ping, run_id="r")
+    async with client_of(new_app(durable)) as http:
+        response = await http.post("/runs/r/cancel")
+    assert (response.status_code, response.json()["status"]) == (200, "completed")
+
+
 def test_dependencies_are_entered_for_the_time_of_the_app() -> None:
     entered: list[str] = []
 

@@ -233,8 +233,16 @@ async def test_items_and_workflow_in_the_wrong_order() -> None:
 
 
 def test_a_path_instead_of_a_url() -> None:
-    with pytest.raises(InvalidArgument, match=r"A SQLite file is sqlite:///runs\.db"):
-        open_store("runs.db")
+    for path in ("runs.db", "sqlite:runs.db"):
+        with pytest.raises(InvalidArgument, match=r"A SQLite file is sqlite:///runs\.db"):
+            open_store(path)
+
+
+def test_a_url_without_slashes() -> None:
+    with pytest.raises(InvalidArgument, match=r"A SQLite file is sqlite:////tmp/runs\.db"):
+        open_store("sqlite:/tmp/runs.db")
+    with pytest.raises(InvalidArgument, match="Write redis://"):
+        open_store("redis:localhost")
 
 
 async def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ from perdure.runtime import requests
 
 WHY = option("--why", default="", metavar="TEXT", help="The reason, which is recorded.")
 WHY_REQUIRED = option("--why", required=True, metavar="TEXT", help="The reason, which is recorded.")
+WHY_UNLESS_DRY_RUN = option(
+    "--why",
+    default="",
+    metavar="TEXT",
+    help="The reason, which is recorded; required without --dry-run.",
+)
 
 _OPTIONS = (
     option(
@@ -83,6 +89,8 @@ def verb_command(name: str) -> Command:
         bulk = BulkOptions(**{each: options.pop(each) for each in names if each in options})
         ids, rest = _split(words, bulk.where, one=bool(arguments) or not verb.done)
         change = Change(verb, _read(fields, arguments, rest, options), why)
+        if verb.needs_why:
+            check_why(why, dry_run=bulk.dry_run)
         async with operations(settings) as act:
             if bulk.where is None:
                 await _change_each(settings, act, change, ids, dry_run=bulk.dry_run)
@@ -93,11 +101,24 @@ def verb_command(name: str) -> Command:
     options = [_option(field) for field in fields if not field.is_argument]
     for each in (
         *reversed(_OPTIONS if verb.done else ()),
-        WHY_REQUIRED if verb.needs_why else WHY,
+        _why_option(verb),
         *reversed(options),
     ):
         run = each(run)
     return command(click.argument("words", nargs=-1, metavar=_usage(verb, arguments))(run))
+
+
+def _why_option(verb: Verb) -> Any:
+    if not verb.needs_why:
+        return WHY
+    return WHY_UNLESS_DRY_RUN if verb.done else WHY_REQUIRED
+
+
+def check_why(why: str, *, dry_run: bool) -> None:
+    """Raise unless there is a reason, or nothing is changed."""
+    if not why and not dry_run:
+        context = click.get_current_context()
+        raise click.MissingParameter(ctx=context, param_hint="'--why'", param_type="option")
 
 
 def _usage(verb: Verb, arguments: Sequence[Field]) -> str:

@@ -78,14 +78,16 @@ async def opened_store(settings: Settings) -> AsyncGenerator[tuple[Store, str], 
             yield store, url
     else:
         async with opened_app(settings, NO_STORE) as app:
-            yield _shared_store(runtime_of(app)), runtime_of(app).url
+            runtime = runtime_of(app)
+            check_shared(runtime)
+            yield runtime.store, runtime.url
 
 
-def _shared_store(runtime: Runtime) -> Store:
+def check_shared(runtime: Runtime) -> None:
+    """Raise if other processes cannot see the runs of an application."""
     if capabilities(runtime.store).survives == "nothing":
         text = "the application's store is in memory, and only its own process sees its runs"
         raise Failure(text, USAGE)
-    return runtime.store
 
 
 def runtime_of(app: Runtime | Worker) -> Runtime:

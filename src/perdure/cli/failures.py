@@ -45,6 +45,8 @@ def explain(error: Exception) -> str:
     """Return what to print for an error: its message, in terms of commands."""
     if isinstance(error, RunNotFound):
         return f"there is no run {error.run_id!r} in this store; perdure ls shows those that exist"
+    if isinstance(error, ScheduleNotFound):
+        return f"there is no schedule {error.name!r} in this store; perdure schedules shows them"
     if isinstance(error, Refused):
         command = "resume" if error.verb == "unpause" else error.verb.replace("_", "-")
         return f"{command} was refused for run {error.run_id!r}: {error.reason}"

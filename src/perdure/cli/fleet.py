@@ -1,10 +1,11 @@
 """Commands about workflows, queues, schedules, workers, bulk operations and saved views."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import click
+import msgspec
 
 from perdure.cli.changes import WHY, follow, verb_command
 from perdure.cli.connections import insights, operations
@@ -44,8 +45,17 @@ def listing(question: str, help: str, columns: Columns, key: str = "name") -> Co
     return command(run)
 
 
-def showing(question: str, help: str, noun: str = "", metavar: str = "NAME") -> Command:
-    """Return a command that prints one result, or ends with the exit code for a missing one."""
+def showing(
+    question: str,
+    help: str,
+    noun: str = "",
+    metavar: str = "NAME",
+    fields: Callable[[Any], Mapping[str, Any]] = msgspec.structs.asdict,
+) -> Command:
+    """Return a command that prints one result, or ends with the exit code for a missing one.
+
+    `fields` returns the fields of a result as people read them.
+    """
 
     async def run(settings: Settings, name: str) -> None:
         async with insights(settings) as ask:
@@ -53,7 +63,7 @@ def showing(question: str, help: str, noun: str = "", metavar: str = "NAME") -> 
         if answer is None:
             raise Failure(f"there is no {noun or question} {name!r}", NOT_FOUND)
         output = Output(settings)
-        output.answer(answer, lambda: describe(output, answer), [name])
+        output.answer(answer, lambda: describe(output, fields(answer)), [name])
 
     run.__name__, run.__doc__ = "show", help
     return command(click.argument("name", metavar=metavar)(run))
@@ -126,6 +136,13 @@ def _schedule_state(row: ScheduleRow) -> str:
     if row.status == "paused":
         return f"paused {row.reason}".strip()
     return "" if row.next_times else "ended"
+
+
+def _schedule_fields(row: ScheduleRow) -> dict[str, Any]:
+    """Return the fields of a schedule, with its own status instead of that of its run."""
+    is_paused = row.status == "paused"
+    status = "paused" if is_paused else _schedule_state(row) or "active"
+    return {**msgspec.structs.asdict(row), "status": status}
 
 
 def _worker_columns(output: Output) -> list[Column[WorkerRow]]:
@@ -216,7 +233,11 @@ schedules = group(
     list=listing(
         "schedules", "List the schedules with their next and last times.", _schedule_columns
     ),
-    show=showing("schedule", "Show one schedule: its options, its next times and its open runs."),
+    show=showing(
+        "schedule",
+        "Show one schedule: its options, its next times and its open runs.",
+        fields=_schedule_fields,
+    ),
     pause=verb_command("pause_schedule"),
     resume=verb_command("unpause_schedule"),
     trigger=verb_command("trigger_schedule"),

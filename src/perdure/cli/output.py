@@ -35,12 +35,16 @@ SHORT, GAP = 24, 2
 
 
 class Column(NamedTuple, Generic[T]):
-    """A column of a table; a minor one is left out where there is no room for it."""
+    """A column of a table.
+
+    A minor one is left out where there is no room for it; a whole one is never cut.
+    """
 
     title: str
     cell: Callable[[T], str]
     is_status: bool = False
     is_minor: bool = False
+    is_whole: bool = False
 
 
 class Output:
@@ -130,10 +134,13 @@ class Output:
         cells = [[printable(column.cell(row)) for row in rows] for column in columns]
         table = Table(box=None, pad_edge=False, header_style="dim")
         one_line = partial(Text, no_wrap=True, overflow="ellipsis")
-        shown = fitting(columns, cells, console.width)
+        shown, needed = fitting(columns, cells, console.width)
+        if any(column.is_whole for column in columns):
+            console.width = max(console.width, needed)
         for number in shown:
             # The first column names the row, for other commands: long columns are cut before it.
-            is_kept = number == 0 or max(map(len, cells[number])) <= SHORT
+            is_short = max(map(len, cells[number])) <= SHORT
+            is_kept = number == 0 or is_short or columns[number].is_whole
             table.add_column(columns[number].title, no_wrap=is_kept, overflow="ellipsis")
         for row in range(len(rows)):
             texts = ((cells[number][row], columns[number]) for number in shown)
@@ -141,18 +148,27 @@ class Output:
         console.print(table)
 
 
-def fitting(columns: Sequence[Column[T]], cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the numbers of the columns to show: minor ones are left out, the last first."""
-    widths = [
+def fitting(
+    columns: Sequence[Column[T]], cells: Sequence[Sequence[str]], width: int
+) -> tuple[list[int], int]:
+    """Return the numbers of the columns to show, and how wide they are at least.
+
+    Minor columns are left out, the last first.
+    """
+    lengths = [
         max(len(column.title), *map(len, texts))
         for column, texts in zip(columns, cells, strict=True)
     ]
-    shown = list(range(len(columns)))
+    widths = [
+        length if number == 0 or columns[number].is_whole else min(length, SHORT)
+        for number, length in enumerate(lengths)
+    ]
+    shown, needed = list(range(len(columns))), sum(widths) + GAP * (len(columns) - 1)
     for number in reversed(range(len(columns))):
-        needed = widths[0] + sum(min(widths[each], SHORT) + GAP for each in shown[1:])
         if columns[number].is_minor and needed > width:
             shown.remove(number)
-    return shown
+            needed -= widths[number] + GAP
+    return shown, needed
 
 
 def style_of(text: str, column: Column[Any]) -> str:

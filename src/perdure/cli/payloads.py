@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from perdure.errors import InvalidArgument
 from perdure.operations.verbs import parse_json
 
 _PAIR = re.compile(r"([A-Za-z_][\w.-]*)(:=|=)(.*)", re.DOTALL)
@@ -28,6 +29,24 @@ def parse_payload(arguments: Sequence[str]) -> Any:
         key, kind, text = pair.groups()
         payload[key] = parse_json(text, key) if kind == ":=" else text
     return payload
+
+
+def hint_at_json(arguments: Sequence[str], problems: Sequence[str]) -> str:
+    """Return the advice to write `count:=3` if `count=3` has a problem, or an empty string."""
+    for pair in map(_PAIR.fullmatch, arguments):
+        if pair is None or pair[2] == ":=" or not _is_json(pair[3]):
+            continue
+        if any(problem.startswith(f"{pair[1]}: ") for problem in problems):
+            return f"; write {pair[1]}:={pair[3]} for a value that is not a string"
+    return ""
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text, "value")
+    except InvalidArgument:
+        return False
+    return True
 
 
 def parse_options(pairs: Sequence[str], option: str) -> dict[str, str]:

@@ -111,10 +111,10 @@ async def errors(settings: Settings, window: str) -> None:
         Column("STEP", lambda group: group.step),
         Column("ERROR", lambda group: f"{group.type}: {group.message}"),
         Column("LAST", lambda group: output.time(group.last_at)),
-        Column("QUERY", lambda group: group.query),
+        Column("QUERY", lambda group: group.query, is_whole=True),
     ]
     ids = (run_id for group in answer.groups for run_id in group.run_ids)
-    output.rows(answer, answer.groups, columns, ids)
+    output.rows(answer, answer.groups, columns, ids, if_empty="")
     if not answer.is_complete:
         message(settings, f"Only the newest {answer.examined:,} failures were examined.")
     elif not answer.groups:

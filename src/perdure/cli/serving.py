@@ -12,9 +12,20 @@ from urllib.parse import urljoin
 import click
 
 from perdure.cli.context import Settings, command, message, option
-from perdure.cli.discovery import configured, imported, opened_store
+from perdure.cli.discovery import (
+    NO_STORE,
+    check_shared,
+    configured,
+    imported,
+    opened_app,
+    opened_store,
+    runtime_of,
+    store_url,
+)
 from perdure.errors import MissingDependency
 from perdure.runtime import Runtime
+from perdure.store import Store
+from perdure.stores import open_store
 
 LOCAL = "http://127.0.0.1:8765/"
 TOKEN = "PERDURE_DEV_TOKEN"
@@ -40,15 +51,39 @@ async def dashboard(
 
     hook: Any = None if auth is None else imported(auth)
     async with (
-        opened_store(settings) as (store, url),
+        _opened(settings) as (source, url),
         serve(
-            store, host=host, port=port, auth=hook, person=settings.by, read_only=read_only, url=url
+            source,
+            host=host,
+            port=port,
+            auth=hook,
+            person=settings.by,
+            read_only=read_only,
+            url=url,
         ) as address,
     ):
         click.echo(address)
         if opens:
             webbrowser.open(address)
         await until_signalled()
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncGenerator[tuple[Runtime | Store, str], None]:
+    """Open what the dashboard shows; with an application, payloads are checked by its workflows."""
+    url = store_url(settings)
+    if url and settings.app is None:
+        async with opened_store(settings) as store_and_url:
+            yield store_and_url
+        return
+    async with opened_app(settings, NO_STORE) as app:
+        runtime = runtime_of(app)
+        if not url:
+            check_shared(runtime)
+            yield runtime, runtime.url
+            return
+        async with open_store(url) as store:
+            yield Runtime(store, workflows=runtime.registry.definitions), url
 
 
 async def until_signalled() -> None:

@@ -2,7 +2,8 @@
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import click
@@ -10,11 +11,12 @@ import click
 from perdure.cli.changes import WHY, print_outcome
 from perdure.cli.connections import operations
 from perdure.cli.context import Settings, command, message, option
+from perdure.cli.failures import USAGE, Failure
 from perdure.cli.formatting import printable
 from perdure.cli.output import Output
-from perdure.cli.payloads import parse_options, parse_payload
+from perdure.cli.payloads import hint_at_json, parse_options, parse_payload
 from perdure.cli.watching import follow_run
-from perdure.errors import UnknownWorkflow
+from perdure.errors import InvalidPayload, UnknownWorkflow
 from perdure.insights import Insights
 
 
@@ -43,14 +45,15 @@ async def start(
     async with operations(settings) as act:
         if act.workflow_names:
             _check_known(workflow, act.workflow_names, settings.app)
-        outcome = await act.start(
-            workflow,
-            parse_payload(payload),
-            run_id=run_id,
-            tags=parse_options(tags, "--tag"),
-            by=settings.by,
-            why=why,
-        )
+        with _explaining_strings(payload):
+            outcome = await act.start(
+                workflow,
+                parse_payload(payload),
+                run_id=run_id,
+                tags=parse_options(tags, "--tag"),
+                by=settings.by,
+                why=why,
+            )
         print_outcome(Output(settings), outcome)
         answer = await Insights(act.store).why(outcome.run_id)
         if answer.situation == "no_worker":
@@ -65,6 +68,15 @@ def _check_known(workflow: str, names: Sequence[str], app: str | None) -> None:
         close = difflib.get_close_matches(workflow, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
         raise UnknownWorkflow(workflow, f"{app} has no workflow {workflow!r}; {hint}")
+
+
+@contextmanager
+def _explaining_strings(arguments: Sequence[str]) -> Generator[None, None, None]:
+    """Add to the error of an invalid payload that `count=3` is a string."""
+    try:
+        yield
+    except InvalidPayload as error:
+        raise Failure(f"{error}{hint_at_json(arguments, error.errors)}", USAGE) from error
 
 
 @command

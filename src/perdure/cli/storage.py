@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import click
 
-from perdure.cli.changes import WHY, WHY_REQUIRED
+from perdure.cli.changes import WHY, WHY_UNLESS_DRY_RUN, check_why
 from perdure.cli.connections import insights, operations
 from perdure.cli.context import Settings, command, group, message, option
 from perdure.cli.discovery import opened_store, url_in
@@ -117,7 +117,7 @@ def _schemas(database: str, table: str) -> Sequence[sqlite.Schema | postgres.Sch
 @option("--status", "statuses", multiple=True, type=click.Choice(OVER), help="Only these runs.")
 @option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @option("--dry-run", is_flag=True, help="Only count them.")
-@WHY_REQUIRED
+@WHY_UNLESS_DRY_RUN
 async def prune(
     settings: Settings,
     older_than: str | None,
@@ -133,6 +133,7 @@ async def prune(
     """
     if policy == (older_than is not None):
         raise Failure("pass either --older-than or --policy", USAGE)
+    check_why(why, dry_run=dry_run)
     if policy and dry_run:
         await _print_retention(settings, statuses, workflow)
         return

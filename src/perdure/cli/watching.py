@@ -190,7 +190,7 @@ class Follower:
         if news != self._last_news or (new_records and facts.why.situation != "running"):
             self._last_news = news
             status = styled_status(self._output, facts.run.status)
-            self._line(f"{status}  {printable(facts.why.sentence)}")
+            self._line(f"{status}  {printable(facts.why.sentence)}", facts.run.ended_at)
 
     def _line(self, text: str, at: datetime | None = None) -> None:
         click.echo(f"{Output.clock(at)}  {text}")

@@ -140,6 +140,7 @@ class StepCall(Leaf, eq=False):
             f"now ({self.fingerprint}): its record belongs to another call"
         )
         hint = (
+            "if the code was changed, use a new step id or a new version of the workflow; if not, "
             "make arguments depend only on earlier steps, step.now() and step.random(), or pass "
             "key= to the call"
         )

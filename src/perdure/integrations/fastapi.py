@@ -6,6 +6,7 @@ app.include_router(durable.router(prefix="/runs", dependencies=[Depends(auth)]))
 """
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -29,6 +30,8 @@ except ModuleNotFoundError as error:
 
 
 __all__ = ["Durable", "allow_all"]
+
+logger = logging.getLogger(__name__)
 
 
 async def closed() -> None:
@@ -58,16 +61,24 @@ class Durable:
             raise InvalidArgument("worker", worker, "True, or a Worker of the same runtime")
         self.runtime = runtime
         self._worker = worker
+        self._expects_lifespan = bool(worker)
         if not isinstance(worker, Worker):
             self._worker = Worker(runtime) if check_flag(worker, "worker") else False
 
     async def __call__(self) -> Runtime:
         """Return the runtime, as a dependency."""
+        if self._expects_lifespan:
+            self._expects_lifespan = False
+            logger.warning(
+                "the worker of Durable does not run, so runs stay queued: its lifespan was not "
+                "entered; pass lifespan=durable.lifespan to FastAPI"
+            )
         return self.runtime
 
     @asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncGenerator[None, None]:
         """Enter the runtime's dependencies and start the worker; drain and close at the end."""
+        self._expects_lifespan = False
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.runtime)
             if isinstance(self._worker, Worker):
@@ -90,7 +101,8 @@ class Durable:
         router = APIRouter(
             prefix=prefix,
             tags=[*tags],
-            dependencies=[*(dependencies or [Depends(closed)])],
+            # `self` logs a forgotten lifespan, and is last: a refused request starts no run.
+            dependencies=[*(dependencies or [Depends(closed)]), Depends(self)],
             responses={status: {"model": Problem} for status in (403, 503)},
         )
         endpoints = RunEndpoints(self.runtime, dedup_id)

@@ -26,7 +26,14 @@ from perdure.runtime.rollbacks import (
     drop_records,
     start_over,
 )
-from perdure.snapshot import UNCHECKED, PendingWait, Snapshot, StepRecord
+from perdure.snapshot import (
+    UNCHECKED,
+    PendingWait,
+    RunStatus,
+    Snapshot,
+    StepRecord,
+    rest_status,
+)
 from perdure.snapshot.acts import acts_of
 from perdure.snapshot.asks import is_ask
 from perdure.snapshot.labels import SIGNAL
@@ -74,6 +81,12 @@ def _refuse(run: RunEdit, request: Request, reason: str) -> Refused:
     return Refused(run.run_id, request.verb, reason)
 
 
+def _shown_status(run: RunEdit) -> RunStatus:
+    """Return the status that lists of runs show; an edit counts a running run as queued."""
+    snapshot = cast(Snapshot, {"execution": run.stored_block})
+    return run.status if run.is_changed else rest_status(snapshot)
+
+
 def _check_not_over(run: RunEdit, request: Request) -> None:
     if run.is_over:
         raise _refuse(run, request, f"it is {run.status}")
@@ -106,7 +119,7 @@ def _pause(run: RunEdit, request: Request) -> str:
 
 def _unpause(run: RunEdit, request: Request) -> str:
     if run.status != "paused":
-        raise _refuse(run, request, f"it is {run.status}, not paused")
+        raise _refuse(run, request, f"it is {_shown_status(run)}, not paused")
     reason = run.reason
     run.make("queued", due_at=stored_due_at(run.stored_block))
     return reason
@@ -114,7 +127,7 @@ def _unpause(run: RunEdit, request: Request) -> str:
 
 def _retry(run: RunEdit, request: Request) -> str:
     if run.status != "failed":
-        raise _refuse(run, request, f"it is {run.status}, not failed")
+        raise _refuse(run, request, f"it is {_shown_status(run)}, not failed")
     _check_complete(run, request)
     keys = failures_to_retry(_snapshot(run))
     if run.history.steps_to_undo() and run.history.rollback is not None:

@@ -124,7 +124,10 @@ def open_store(url: str, **options: Any) -> OpenedStore:
 
 def _hint(url: object, scheme: str) -> str:
     if isinstance(url, str) and "://" not in url:
-        return f"A SQLite file is sqlite:///{url}"
+        name, colon, path = url.partition(":")
+        if colon and name in _SCHEMES and name != "sqlite":
+            return f"Write {name}://…"
+        return f"A SQLite file is sqlite:///{path if colon and name == 'sqlite' else url}"
     # SQLAlchemy's URLs name the driver, as in postgresql+asyncpg://.
     database = scheme.partition("+")[0]
     return f"Leave out the driver: {database}://…" if database in _SCHEMES else ""

@@ -1,10 +1,27 @@
 """Commands that change runs."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.unit.cli.conftest import Perdure
+
+BANK = """
+from dataclasses import dataclass
+from perdure import Runtime, workflow
+
+@dataclass
+class Transfer:
+    cents: int
+    to: str
+
+@workflow("transfer")
+async def transfer(step, payload: Transfer) -> None:
+    pass
+
+runtime = Runtime("sqlite:///shop.db", workflows=[transfer])
+"""
 
 
 def status(perdure: Perdure, run_id: str) -> str:
@@ -99,7 +116,7 @@ def test_delete_removes_the_run(perdure: Perdure) -> None:
 
 
 def test_a_dry_run_changes_nothing(perdure: Perdure) -> None:
-    assert "1 dropped" in perdure("rewind", "done", "ship", "--why", "x", "--dry-run").stdout
+    assert "1 dropped" in perdure("rewind", "done", "ship", "--dry-run").stdout
     assert status(perdure, "done") == "completed"
 
 
@@ -126,6 +143,16 @@ def test_an_existing_id_is_refused(perdure: Perdure) -> None:
 def test_with_an_app_the_payload_is_checked_first(perdure: Perdure) -> None:
     app = ("--app", "tests.unit.cli.shop:runtime")
     assert "payload" in perdure(*app, "start", "order", "[1]", code=2).stderr
+
+
+def test_a_string_in_place_of_a_number_gets_the_advice_to_write_json(
+    perdure: Perdure, tmp_path: Path
+) -> None:
+    (tmp_path / "bank.py").write_text(BANK)
+    app = ("--app", "bank:runtime", "start", "transfer")
+    error = perdure(*app, "cents=42", "to=ana", code=2).stderr
+    assert error.endswith("; write cents:=42 for a value that is not a string\n")
+    assert "; write" not in perdure(*app, "cents=much", "to=7", code=2).stderr
 
 
 def test_with_an_app_a_misspelled_workflow_is_not_started(perdure: Perdure) -> None:

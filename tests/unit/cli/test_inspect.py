@@ -161,7 +161,11 @@ def test_watch_says_when_a_step_ended(perdure: Perdure) -> None:
     """On this machine, where it may still have been the year before."""
     lines = perdure("watch", "done").stdout.splitlines()
     assert re.match(r"(2023-12-31|2024-01-01) [\d:]{8}  ✓ charge", lines[0])
-    assert re.match(r"[\d:]{8}  completed", lines[-1])
+
+
+def test_watch_says_when_the_run_ended(perdure: Perdure) -> None:
+    lines = perdure("watch", "done").stdout.splitlines()
+    assert re.match(r"(2023-12-31|2024-01-01) [\d:]{8}  completed", lines[-1])
 
 
 def test_watch_names_what_the_engine_records(perdure: Perdure) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,21 @@ def test_minor_columns_are_left_out_from_the_right(perdure: Perdure) -> None:
     options = ("--color", "always", "--time", "iso")
     output = table(perdure("ls", *options, env={"COLUMNS": "80"}, color=True).stdout)
     assert output.splitlines()[0].split() == ["ID", "WORKFLOW", "STATUS", "UPDATED", "DETAIL"]
+
+
+@pytest.mark.parametrize("width", ["120", "60"])
+def test_the_query_of_an_error_is_not_cut(perdure: Perdure, width: str) -> None:
+    options = ("errors", "--window", "3650d")
+    query = json.loads(perdure(*options, "-o", "json").stdout)["groups"][0]["query"]
+    query = re.sub(r"since:.*", "since:", query)
+    output = perdure(*options, "--color", "always", env={"COLUMNS": width}, color=True).stdout
+    [row] = table(output).splitlines()[1:]
+    assert re.search(rf'{re.escape(query)}"\S+Z"$', row)
+
+
+def test_an_empty_list_of_errors_is_one_message(perdure: Perdure) -> None:
+    output = perdure("errors", "--color", "always").stderr
+    assert output == "No failures in the last 24h.\n"
 
 
 def test_no_color_is_respected(perdure: Perdure) -> None:

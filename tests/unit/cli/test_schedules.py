@@ -48,6 +48,13 @@ def test_a_schedule_is_shown(perdure: Perdure) -> None:
     assert "there is no schedule 'nope'" in perdure("schedules", "show", "nope", code=4).stderr
 
 
+def test_the_status_of_a_schedule_is_not_that_of_its_run(perdure: Perdure) -> None:
+    for status in ("active", "paused"):
+        lines = perdure("schedules", "show", "daily").stdout.splitlines()
+        assert [line.split() for line in lines if "status" in line] == [["status", status]]
+        perdure("schedules", "pause", "daily", code=5 if status == "paused" else 0)
+
+
 def test_a_schedule_is_paused_and_resumed(perdure: Perdure) -> None:
     result = perdure("schedules", "pause", "daily", "--why", "holidays")
     assert "Schedule daily is paused." in result.stdout
@@ -64,7 +71,8 @@ def test_a_schedule_is_triggered(perdure: Perdure) -> None:
     output = perdure("show", run_id).stdout
     assert "Schedule  daily" in output
     assert "trigger_schedule by ana" in output
-    perdure("schedules", "trigger", "nope", code=4)
+    error = perdure("schedules", "trigger", "nope", code=4).stderr
+    assert "there is no schedule 'nope' in this store; perdure schedules shows" in error
 
 
 def test_a_period_is_backfilled(perdure: Perdure) -> None:

@@ -6,10 +6,11 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
-from tests.unit.cli.processes import background, run
+from tests.unit.cli.processes import APP, background, run
 from tests.unit.cli.test_worker import free_port
 
 
@@ -44,6 +45,24 @@ def test_the_dashboard_opens_with_the_url_that_is_printed() -> None:
             assert (response.status, "token" in response.url) == (200, False)
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
+
+
+def test_with_an_app_the_dashboard_checks_payloads(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(APP)
+    for options in ((), ("--app", "program:runtime")):
+        page = page_of("/workflows/order/do/start", "dashboard", *options)
+        assert ("does not know the types" in page) == (not options)
+
+
+def page_of(path: str, *command: str) -> str:
+    """Return a page of a dashboard."""
+    with background(*command, "--port", str(free_port())) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        opener.open(url).close()
+        with opener.open(urljoin(url, path)) as response:
+            return str(response.read().decode())
 
 
 def test_other_machines_need_auth() -> None:

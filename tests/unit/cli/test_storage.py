@@ -62,9 +62,10 @@ def test_sql_has_the_names_of_the_tables(perdure: Perdure, database: str) -> Non
 
 
 def test_prune_deletes_old_runs(perdure: Perdure) -> None:
-    arguments = ("store", "prune", "--older-than", "30d", "--status", "completed", "--why", "old")
+    arguments = ("store", "prune", "--older-than", "30d", "--status", "completed")
     assert perdure(*arguments, "--dry-run").stdout == "1 run would be deleted.\n"
-    assert perdure(*arguments).stdout == "1 run deleted.\n"
+    assert "Missing option '--why'" in perdure(*arguments, code=2).stderr
+    assert perdure(*arguments, "--why", "old").stdout == "1 run deleted.\n"
     perdure("show", "done", code=4)
 
 

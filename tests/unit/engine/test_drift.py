@@ -33,7 +33,7 @@ async def test_other_arguments_are_refused() -> None:
     )
     assert error.step == "fetch"
     assert error.recorded != error.asked
-    for word in ("'fetch'", error.recorded, error.asked, "key="):
+    for word in ("'fetch'", error.recorded, error.asked, "key=", "new version", "new step id"):
         assert word in str(error)
 
 

@@ -587,3 +587,22 @@ async def test_a_bundle_that_was_changed_is_not_imported(
     bundle["status"] = "completed"
     with pytest.raises(InvalidArgument, match="Its checksum does not match"):
         await operations.import_run(bundle, run_id="copy", by="ana")
+
+
+@pytest.mark.parametrize(("verb", "other"), [("retry", "failed"), ("unpause", "paused")])
+async def test_a_refusal_says_that_the_run_is_running(
+    store: MemoryStore, verb: str, other: str
+) -> None:
+    """As lists of runs do, although the verb could be applied as if the run was queued."""
+
+    async def refused() -> str:
+        with pytest.raises(Refused) as caught:
+            await getattr(Operations(store), verb)("run", by="ana")
+        return caught.value.reason
+
+    @workflow("busy")
+    async def busy(step: Step) -> str:
+        return await step("ask", refused)
+
+    run = await Runtime(store, workflows=[busy]).trigger(busy, run_id="run")
+    assert run.output == f"it is running, not {other}"

@@ -60,6 +60,10 @@ class CrashingDisk(Disk):
         self._count()
         super().append(descriptor, content)
 
+    def append_shared(self, descriptor: int, content: bytes) -> None:
+        self._count()
+        super().append_shared(descriptor, content)
+
     def truncate(self, descriptor: int, size: int) -> None:
         self._count()
         super().truncate(descriptor, size)

@@ -1,7 +1,7 @@
 """The file system as the file store needs it: atomic replacement, checksummed lines, locks.
 
 Each change made by a method of `Disk` is atomic: after a crash it is either done or not done. The
-exception is `append`, which may leave a torn last line, detected by its checksum.
+exceptions are `append` and `append_shared`, which may leave a torn line, detected by its checksum.
 """
 
 import errno
@@ -16,6 +16,14 @@ from zlib import crc32
 from perdure.errors import StoreCorrupted
 
 
+class FlushFailed(OSError):
+    """A file could not be flushed.
+
+    The kernel reports data that it could not write only once: another flush would succeed without
+    it, so the operation must not be repeated as if nothing had been written.
+    """
+
+
 class Disk:
     """Changes files. With `sync`, changes survive a power loss once they are synced."""
 
@@ -26,8 +34,14 @@ class Disk:
         """Replace a file with a new one, durably."""
         self.make_directory(path.parent)
         temporary = path.with_suffix(".tmp")
-        self.write(temporary, content)
-        self.rename(temporary, path)
+        try:
+            self.write(temporary, content)
+            self.rename(temporary, path)
+        except OSError:
+            # On a full disk, other writes need the space.
+            with suppress(OSError):
+                temporary.unlink()
+            raise
         self.sync_directory(path.parent)
 
     def write(self, path: Path, content: bytes) -> None:
@@ -46,13 +60,14 @@ class Disk:
         # A single call, so that a killed process has written either all of it or nothing.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, content)
+            if os.write(descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(descriptor, len(content))
         finally:
             os.close(descriptor)
 
     def append(self, descriptor: int, content: bytes) -> None:
-        """Append to a file: all or nothing, unless the process dies in between."""
+        """Append to a locked file: all or nothing, unless the process dies in between."""
         size = os.fstat(descriptor).st_size
         position = 0
         try:
@@ -62,6 +77,13 @@ class Disk:
             with suppress(OSError):
                 os.ftruncate(descriptor, size)
             raise
+
+    def append_shared(self, descriptor: int, content: bytes) -> None:
+        """Append lines of `separate_lines` to a file that other processes may append to."""
+        # After a part was written, neither cut it off nor complete it: another process may have
+        # appended something behind it. Readers skip the torn line.
+        while os.write(descriptor, content) < len(content):
+            pass
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Truncate a file to `size` bytes."""
@@ -98,13 +120,20 @@ class Disk:
     def sync(self, descriptor: int) -> None:
         """Flush a file, so that its contents survive a power loss."""
         if self._sync:
-            os.fsync(descriptor)
+            _flush(descriptor)
 
     def sync_directory(self, directory: Path) -> None:
         """Flush a directory, so that the names in it survive a power loss."""
         if self._sync:
             with open_file(directory, os.O_RDONLY) as descriptor:
-                os.fsync(descriptor)
+                _flush(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise FlushFailed(*error.args) from error
 
 
 @contextmanager

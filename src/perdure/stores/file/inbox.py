@@ -96,11 +96,14 @@ class InboxWriter:
         """Append messages durably, in one write, to an inbox with these contents."""
         is_new = not self._paths.inbox.exists()
         lines = b"".join(map(encode_message, messages))
-        with open_file(self._paths.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
-            self._disk.append(descriptor, lines)
-            self._disk.sync(descriptor)
-        if is_new:
-            self._disk.sync_directory(self._paths.inbox.parent)
+        try:
+            with open_file(self._paths.inbox, os.O_RDWR | os.O_CREAT | os.O_APPEND) as descriptor:
+                self._disk.append(descriptor, lines)
+                self._disk.sync(descriptor)
+        finally:
+            # Even if the disk is full: when the write is repeated, the file is no longer new.
+            if is_new:
+                self._disk.sync_directory(self._paths.inbox.parent)
         contents.add(lines)
         self._cache.remember(self._paths.name, contents)
 

@@ -80,11 +80,12 @@ class JournalWriter:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries that the journal does not have, as one line."""
-        if not self._paths.journal.exists():
-            # The name of a new file survives a power loss only once its directory is synced.
-            self._new_in = self._paths.journal.parent
         descriptor = self._open(os.O_RDWR | os.O_APPEND | os.O_CREAT)
         places = self._read_places(descriptor)
+        if not places:
+            # The name of a new file survives a power loss only once its directory is synced. An
+            # earlier write may have created the file and failed.
+            self._new_in = self._paths.journal.parent
         entries = list(entries)
         self._disk.append(descriptor, encode_entries(entries))
         places.update((entry.epoch, entry.n) for entry in entries)

@@ -1,6 +1,7 @@
 """Runs as files in a directory, read and written in threads."""
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,9 +12,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from perdure.errors import StoreCorrupted, StoreError
+from perdure.errors import StoreCorrupted, StoreError, StoreUnavailable
 from perdure.stores.file.catalog import Catalog
-from perdure.stores.file.disk import Disk
+from perdure.stores.file.disk import Disk, FlushFailed
 from perdure.stores.file.folder import Folder
 from perdure.stores.file.layout import FileHead
 from perdure.stores.file.run import FileRun
@@ -23,6 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
+_DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _VERB_THREADS = 4
 _RUN_THREADS = 8
 
@@ -104,7 +106,7 @@ class FileStorage:
             self._open()
             return _finish(verb(*args, **options))
         except OSError as error:
-            raise StoreError(f"the files could not be written or read: {error}") from error
+            raise _translate(error, self.folder.root) from error
         except msgspec.MsgspecError as error:
             raise StoreCorrupted(f"a file of the store is damaged: {error}") from error
 
@@ -113,6 +115,12 @@ class FileStorage:
             if not self._is_open:
                 self.folder.create()
                 self._is_open = True
+
+
+def _translate(error: OSError, root: Path) -> StoreError:
+    if error.errno in _DISK_FAILURES and not isinstance(error, FlushFailed):
+        return StoreUnavailable(f"{root}: the disk failed ({error}); check its space and errors")
+    return StoreError(f"{root}: the files could not be written or read: {error}")
 
 
 def _finish(work: Coroutine[Any, Any, R]) -> R:

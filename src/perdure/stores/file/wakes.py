@@ -64,18 +64,23 @@ class FileWakes:
 
     def _add(self, wakes: Iterable[Wake]) -> None:
         new_directories: set[Path] = set()
-        for (queue, minute), group in groupby(sorted(wakes, key=_place), key=_file_of):
-            path = self.directory(queue) / f"{minute:010}"
-            if not path.exists():
-                self._folder.disk.make_directory(path.parent)
-                new_directories.add(path.parent)
-            with open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
-                self._folder.disk.append(
-                    descriptor, separate_lines(map(msgspec.json.encode, group))
-                )
-                self._folder.disk.sync(descriptor)
-        for directory in new_directories:
-            self._folder.disk.sync_directory(directory)
+        try:
+            for (queue, minute), group in groupby(sorted(wakes, key=_place), key=_file_of):
+                path = self.directory(queue) / f"{minute:010}"
+                if not path.exists():
+                    self._folder.disk.make_directory(path.parent)
+                    new_directories.add(path.parent)
+                self._append(path, group)
+        finally:
+            # Even if the disk is full: when the write is repeated, the files are no longer new.
+            for directory in new_directories:
+                self._folder.disk.sync_directory(directory)
+
+    def _append(self, path: Path, wakes: Iterable[Wake]) -> None:
+        with open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+            lines = separate_lines(map(msgspec.json.encode, wakes))
+            self._folder.disk.append_shared(descriptor, lines)
+            self._folder.disk.sync(descriptor)
 
     def scan(self, queue: str, until: int, now: int, accepts: Accepts) -> "FileScan":
         return FileScan(self, self.directory(queue), until, accepts)

@@ -4,6 +4,8 @@ What all stores on servers have in common is tested in `tests/stores/test_server
 """
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 from pymongo import AsyncMongoClient, MongoClient
 
 from perdure.errors import InvalidArgument, StoreClosed, StoreError, StoreUnavailable
@@ -24,6 +27,7 @@ from perdure.store import (
     NewMessage,
     NewRun,
     Receipt,
+    Refusal,
     Rest,
     Verdict,
 )
@@ -327,3 +331,76 @@ async def test_a_cancellation_that_the_driver_swallowed_is_raised(sandbox: Sandb
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()
+
+
+async def test_closing_does_not_wait_for_a_server_that_does_not_answer(
+    sandbox: Sandbox, mongo_standalone: Server
+) -> None:
+    """Then a consumed message is not marked, and merged entries are not deleted."""
+    if not mongo_standalone.ours:
+        pytest.skip("the server is not ours to pause")
+    server = sandbox.client.admin.command("serverStatus")["pid"]
+    store = mongo(sandbox.url)
+    await leave_work_in_the_background(store)
+    os.kill(server, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(20):
+            await store.close()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    async with mongo(sandbox.url) as store:
+        (refusal,) = await store.acquire([LeaseRequest("consuming", "bob", HOUR)])
+        assert isinstance(refusal, Refusal)
+        (grant,) = await lease(store, "consuming")
+        assert (list(grant.snapshot["steps"]), grant.inbox) == (["1"], ())
+        assert await steps(store, "settled") == []
+    sandbox.clear()
+
+
+@pytest.mark.parametrize("is_passed_in", [False, True])
+async def test_closing_does_not_wait_for_a_server_that_is_unavailable(
+    sandbox: Sandbox, is_passed_in: bool
+) -> None:
+    """A client that was passed in stays open, and can be used when the server is available."""
+    async with TcpProxy.before(sandbox.url) as proxy, AsyncMongoClient[Any](through(proxy)) as own:
+        store = mongo(through(proxy), client=own if is_passed_in else None)
+        await leave_work_in_the_background(store)
+        proxy.refuse()
+        await asyncio.sleep(0.1)  # the driver notices it
+        async with asyncio.timeout(20):
+            await store.close()
+        proxy.accept()
+        assert await own.get_default_database()["perdure_runs"].count_documents({}) == 2
+    sandbox.clear()
+
+
+async def leave_work_in_the_background(store: MongoStore) -> None:
+    """Write an entry whose message is not marked yet, and a rest with entries to delete."""
+    consuming, settled = await lease(store, "consuming", "settled")
+    await send_one(store, "consuming", "paid", b"1", dedup_id="x")
+    (message,) = await store.inbox("consuming")
+    await store.append([step(settled, 1)])
+    whole = as_json(snapshot(status="suspended"))
+    await store.append([Entry("settled", settled.lease.epoch, 2, whole, rest=Rest("suspended"))])
+    await store.append([replace(step(consuming, 1), consumes=(message.id,))])
+
+
+async def test_a_cancellation_while_closing_is_raised_if_the_driver_swallows_it(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is closed nevertheless."""
+    close = AsyncMongoClient[Any].close
+
+    async def swallow(client: AsyncMongoClient[Any]) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        await close(client)
+
+    monkeypatch.setattr(AsyncMongoClient, "close", swallow)
+    store = mongo(sandbox.url)
+    await store.load("run")
+    closing = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()

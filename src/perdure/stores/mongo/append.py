@@ -91,13 +91,16 @@ class Appender:
 
     async def finish(self, keys: Collection[str] | None = None) -> None:
         """Wait until consumed messages are marked, for these runs or for all."""
-        tasks = [
+        if tasks := self.marking_tasks(keys):
+            await asyncio.wait(tasks)
+
+    def marking_tasks(self, keys: Collection[str] | None = None) -> list[asyncio.Task[None]]:
+        """Return the tasks that mark consumed messages, for these runs or for all."""
+        return [
             task
             for task, runs in self._marking.items()
             if keys is None or not runs.isdisjoint(keys)
         ]
-        if tasks:
-            await asyncio.wait(tasks)
 
     async def append(self, db: Collections, entries: Sequence[Entry]) -> list[Verdict]:
         """Write the entries and return a verdict on each."""

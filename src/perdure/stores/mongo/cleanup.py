@@ -24,8 +24,8 @@ _DELAY = 0.5
 class Cleanup:
     """Deletes merged entries and the messages of deleted runs.
 
-    If the process ends first or the server is unavailable, the remaining entries do no harm: they
-    are ignored, and are deleted with their run.
+    If the process ends first, the server is unavailable or the task is cancelled, the remaining
+    entries do no harm: they are ignored, and are deleted with their run.
     """
 
     def __init__(self, connection: Connection[Collections]) -> None:
@@ -57,10 +57,16 @@ class Cleanup:
 
     async def finish(self) -> None:
         """Perform the pending deletions now."""
-        if self._task is not None and self._no_delay is not None:
-            if not self._no_delay.done():
-                self._no_delay.set_result(None)
-            await asyncio.wait([self._task])
+        if tasks := self.start_now():
+            await asyncio.wait(tasks)
+
+    def start_now(self) -> list[asyncio.Task[None]]:
+        """Start the pending deletions without a delay; return their task, if there are any."""
+        if self._task is None or self._no_delay is None:
+            return []
+        if not self._no_delay.done():
+            self._no_delay.set_result(None)
+        return [self._task]
 
     def _start(self) -> None:
         if self._task is None:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+import pymongo
 from bson.codec_options import CodecOptions, TypeRegistry
 from pymongo import IndexModel, WriteConcern
 from pymongo.asynchronous.collection import AsyncCollection
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 DEFAULT_DATABASE = "perdure"
 _SELECTION = "serverSelectionTimeoutMS"
+# Seconds in which closing a client may still send requests.
+_CLOSE_TIMEOUT = 1.0
 
 _MAJORITY = WriteConcern(w="majority", j=True)
 _RELAXED = WriteConcern(w=1, j=False)
@@ -118,11 +121,11 @@ class Connection(Generic[T]):
         self._calls = CallsInFlight()
 
     async def close(self) -> None:
-        """Close the client unless it was passed in."""
+        """Close the client unless it was passed in, soon even if the server does not answer."""
         self.is_closed = True
         if self._client is not None and self._borrowed is None:
             await self._calls.ended()
-            await self._client.close()
+            await _close(self._client)
 
     async def server_time(self) -> datetime:
         """Return the server's clock."""
@@ -216,6 +219,16 @@ def check_collection(name: str) -> str:
         expected = "letters, digits, _, - and dots, at most 100, the first a letter or _"
         raise InvalidArgument("collection", name, expected)
     return name
+
+
+async def _close(client: Client) -> None:
+    cancellations = count_cancellations()
+    # The driver tells the server that its sessions have ended, and would wait for a server that is
+    # unavailable. They also expire by themselves.
+    with pymongo.timeout(_CLOSE_TIMEOUT):
+        await client.close()
+    if count_cancellations() > cancellations:
+        raise swallowed_cancellation()
 
 
 def relaxed(collection: Collection) -> Collection:

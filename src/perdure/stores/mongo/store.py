@@ -1,8 +1,11 @@
 """The stores in MongoDB: on a standalone server, and on a replica set or a sharded cluster."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from perdure.engine.tasks import cancel_and_wait
 from perdure.snapshot import Snapshot
 from perdure.store import (
     Capabilities,
@@ -46,6 +49,11 @@ from perdure.stores.mongo.sending import send
 from perdure.stores.mongo.server_clock import ServerClock
 from perdure.stores.mongo.transaction import MongoTransaction, transact
 
+logger = logging.getLogger(__name__)
+
+# Seconds that closing waits for work in the background.
+_CLOSE_TIMEOUT = 2.0
+
 
 class _Backend:
     """Runs in MongoDB whose `_id` starts with `prefix`."""
@@ -72,8 +80,7 @@ class _Backend:
             part.forget_loop()
 
     async def close(self) -> None:
-        await self._appender.finish()
-        await self._cleanup.finish()
+        await _finish_soon([*self._appender.marking_tasks(), *self._cleanup.start_now()])
         await self._connection.close()
 
     async def save(self, id: str, data: bytes, workflow: str | None, rest: Rest) -> None:
@@ -206,6 +213,20 @@ class MongoReplicaSetStore(MongoStore, TransactionShell[_Backend], NotifyShell[_
     `transact` passes a `MongoTransaction` to the work. Work that conflicts with another transaction
     fails with the driver's error, as it would outside perdure, and is not called again.
     """
+
+
+async def _finish_soon(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for work in the background, and cancel what takes long.
+
+    Nothing depends on it: a message without its mark is consumed by an entry that names it, and
+    entries that were merged are ignored.
+    """
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT)
+    if late:
+        logger.warning("closing: leftovers were not deleted within %g s", _CLOSE_TIMEOUT)
+        await cancel_and_wait(late)
 
 
 def _documents(db: Collections) -> Collection:

@@ -231,9 +231,10 @@ class BatchQueue(Generic[Q, A]):
             batch = self._batch = self._next_batch()
             self._is_shared = len(batch) > 1
             await self._write_batch(batch)
-            if len(batch) > 1:
-                # Let callers that just got a reply join the next batch.
-                await self._clock.sleep(0)
+            # Let callers that just got a reply join the next batch. They must also publish what was
+            # written before another caller, with a store that answers at once, publishes later
+            # entries: a replay has the order of the entries.
+            await self._clock.sleep(0)
         self._batch = ()
         self._flush_next()
 

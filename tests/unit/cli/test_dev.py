@@ -31,10 +31,12 @@ def edit(app: Path, version: int) -> None:
 def test_a_run_continues_across_a_reload_with_the_new_code(app: Path, tmp_path: Path) -> None:
     with on_terminal("dev", "orders:runtime", "--port", PORT) as dev:
         dev.expect("q to quit")
-        run("start", "order", "settle=2s", "--id", "one")
+        run("start", "order", "settle=1d", "--id", "one")
         dev.expect("suspended")
         edit(app, 2)
         dev.expect(r"orders\.py changed\. Worker restarted in")
+        # Not a sleep that ends by itself: on a busy machine, the old code would continue it.
+        run("wake", "one")
         dev.expect("✓ ship")
         dev.expect("✓ completed")
     assert (tmp_path / "shipped").read_text() == "2\n"

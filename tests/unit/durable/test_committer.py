@@ -257,6 +257,35 @@ async def test_no_request_overtakes_another_however_many_there_are() -> None:
     await queue.close()
 
 
+async def test_a_caller_gets_its_reply_before_others_write_without_waiting() -> None:
+    """A store that answers at once could otherwise show a later entry to the function first."""
+    order: list[int] = []
+    callers: list[asyncio.Task[None]] = []
+
+    def start(number: int) -> None:
+        callers.append(asyncio.ensure_future(call(number)))
+
+    async def call(number: int) -> None:
+        await queue.finish(number)
+        order.append(number)
+
+    async def send(requests: Sequence[int]) -> list[int]:
+        if requests == [1]:
+            await asyncio.sleep(0)
+        if requests == [2]:
+            start(3)
+        return list(requests)
+
+    queue: BatchQueue[int, int] = BatchQueue(send, clock=TestClock())
+    start(1)
+    start(2)
+    while len(order) < 3:
+        await asyncio.sleep(0)
+    assert order == [1, 2, 3]
+    await asyncio.wait(callers)
+    await queue.close()
+
+
 async def test_close_writes_queued_requests_and_refuses_later_ones() -> None:
     """Nothing that was submitted before is lost."""
     gate = Gate()
